@@ -1,0 +1,54 @@
+PYTHON ?= python3
+VENV ?= .venv
+STORE ?= sqlite
+ARGS ?=
+
+PY := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-all check bench pins clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  PYTHON=python3.13 chooses the interpreter, VENV=folder another environment, ARGS=... is passed on.'
+
+demo: $(VENV)/.stamp-run ## run the example: enqueue, perform, look (no server needed)
+	$(PY) examples/demo.py $(ARGS)
+
+test: $(VENV)/.stamp-dev ## run the whole test suite
+	$(PY) -m pytest -n 2 $(ARGS)
+
+test-all: ## run the whole test suite on every supported Python found here
+	@found=; for version in 3.11 3.12 3.13 3.14; do \
+	    if ! python$$version -c '' 2>/dev/null; then echo "Python $$version: not found"; continue; fi; \
+	    echo "Python $$version:"; found=yes; \
+	    $(MAKE) --no-print-directory test PYTHON=python$$version VENV=.venv-$$version || exit 1; \
+	done; test -n "$$found"
+
+check: $(VENV)/.stamp-dev ## format, lint, types and the fast tests, in under a minute
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m pytest -n 2 -m "not slow" $(ARGS)
+
+bench: $(VENV)/.stamp-dev ## measure: make bench STORE=sqlite ARGS=--json
+	$(PY) -m bench --store $(STORE) $(ARGS)
+
+pins: $(VENV)/.stamp-run ## bring requirements/dev.txt up to date
+	$(PY) -m pip install --quiet --upgrade --target $(VENV)/uv uv
+	$(VENV)/uv/bin/uv pip compile --quiet --system-certs --no-python-downloads --python $(PY) \
+	    --universal --python-version 3.11 --upgrade --no-annotate --custom-compile-command 'make pins' \
+	    --group dev --group bench pyproject.toml --output-file requirements/dev.txt
+
+clean: ## remove environments, caches and build products
+	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.stamp-run: pyproject.toml scripts/bootstrap
+	PYTHON='$(PYTHON)' VENV='$(VENV)' scripts/bootstrap run
+
+$(VENV)/.stamp-dev: pyproject.toml scripts/bootstrap requirements/dev.txt
+	PYTHON='$(PYTHON)' VENV='$(VENV)' scripts/bootstrap dev

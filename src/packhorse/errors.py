@@ -1,0 +1,150 @@
+"""Errors that introduce themselves: raised with the facts, they say what happened and what to do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packhorse.job import Failure
+
+
+class PackhorseError(Exception):
+    """The root of everything Packhorse raises on its own account."""
+
+
+# What a task may raise.
+
+
+class TaskError(PackhorseError):
+    """An expected failure: recorded with kind `error`, and retried like any other."""
+
+
+class Retry(Exception):
+    """Raised by a task: this attempt failed, try again (after a while of the task's choosing)."""
+
+    def __init__(self, reason: str = "the task asked for another attempt", *, after: timedelta | float | None = None):
+        super().__init__(reason)
+        self.after = after
+
+
+class Snooze(Exception):
+    """Raised by a task: not now. Comes back later; the attempt is not spent."""
+
+    def __init__(self, after: timedelta | float):
+        super().__init__(f"snoozed for {after}")
+        self.after = after
+
+
+class Cancel(Exception):
+    """Raised by a task: stop here for good. The job ends `cancelled` and is kept."""
+
+    def __init__(self, reason: str = "cancelled by the task"):
+        super().__init__(reason)
+        self.reason = reason
+
+
+# What a caller may meet.
+
+
+class ConfigError(PackhorseError):
+    """A setting, option or name that cannot be used."""
+
+
+class DuplicateTask(ConfigError):
+    def __init__(self, name: str):
+        super().__init__(f"There already is a task named {name!r}. Give one of the two another name with name=….")
+        self.name = name
+
+
+class PayloadError(PackhorseError, ValueError):
+    """An argument or result that cannot be stored."""
+
+
+class EnqueueError(PackhorseError):
+    """The store did not take the job; nothing was enqueued. The cause is chained."""
+
+
+class JobNotFound(PackhorseError, LookupError):
+    def __init__(self, id: str):
+        super().__init__(
+            f"There is no job {id!r} in this store. It may have been pruned or discarded; "
+            "check the id and that the store URL is the one it was enqueued to."
+        )
+        self.id = id
+
+
+class NotFinished(PackhorseError, TimeoutError):
+    """No result yet (which is not the same as a result of None)."""
+
+    def __init__(self, id: str, state: str, waited: float):
+        super().__init__(f"Job {id} has not finished after {waited:g} s: it is {state}. Wait longer, or look later.")
+        self.id = id
+        self.state = state
+
+
+class JobFailed(PackhorseError):
+    """The job ended `failed`; `failure` says how."""
+
+    def __init__(self, id: str, failure: Failure):
+        super().__init__(f"Job {id} failed: {failure}")
+        self.id = id
+        self.failure = failure
+
+
+class JobCancelled(PackhorseError):
+    def __init__(self, id: str, reason: str | None):
+        super().__init__(f"Job {id} was cancelled: {reason or 'no reason was given'}")
+        self.id = id
+        self.reason = reason
+
+
+class ResultUnavailable(PackhorseError):
+    """The job succeeded, but its return value could not be stored."""
+
+    def __init__(self, id: str, why: str):
+        super().__init__(f"Job {id} succeeded, but its result was not kept: {why}")
+        self.id = id
+        self.why = why
+
+
+# What a store may meet.
+
+
+class StoreError(PackhorseError):
+    """The store could not do what was asked."""
+
+
+class StoreURLError(ConfigError):
+    def __init__(self, url: str, why: str):
+        super().__init__(
+            f"Cannot use the store URL {url!r}: {why}. "
+            "Give one like sqlite:///packhorse.db (relative), sqlite:////var/lib/shop/jobs.db (absolute) or memory://."
+        )
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer in time, or refused for the moment; asking again later may help."""
+
+
+class StoreDataError(StoreError):
+    """The store will never take this value."""
+
+
+class StoreUnsafe(StoreError):
+    """The place where the store lives must not be used as it is."""
+
+
+class SchemaError(StoreError):
+    """The store's tables and this version of Packhorse do not fit together."""
+
+
+# What ends a job whose process died.
+
+
+class ProcessExitError(PackhorseError):
+    """The process that performed the job was seen dying."""
+
+
+class ProcessPrunedError(PackhorseError):
+    """The process that performed the job stopped beating, and its lease ran out."""

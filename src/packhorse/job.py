@@ -1,0 +1,189 @@
+"""A job and what is known of it: plain values, no I/O."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class JobState(StrEnum):
+    SCHEDULED = "scheduled"
+    WAITING = "waiting"
+    READY = "ready"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def finished(self) -> bool:
+        return self in FINISHED
+
+
+FINISHED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+
+class FailureKind(StrEnum):
+    EXCEPTION = "exception"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    WORKER_LOST = "worker_lost"
+    UNDECODABLE = "undecodable"
+    UNKNOWN_TASK = "unknown_task"
+
+
+MESSAGE_CAP = 4 * 1024
+TRACEBACK_CAP = 48 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The kept record of an error: text only, never a class to import."""
+
+    kind: FailureKind
+    type: str
+    message: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+    @classmethod
+    def of(cls, error: BaseException, kind: FailureKind, *, skip_frames: int = 0) -> Failure:
+        return cls(kind, _class_path(type(error)), _message(error), _traceback(error, skip_frames))
+
+    def encode(self) -> bytes:
+        return json.dumps([self.kind, self.type, self.message, self.traceback], separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Failure:
+        kind, type_, message, text = json.loads(data)
+        return cls(FailureKind(kind), type_, message, text)
+
+
+def _class_path(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _storable(str(error), MESSAGE_CAP)
+    except Exception as broken:  # the error's own __str__ may raise anything
+        return f"<no message: {type(broken).__name__} while asking for it>"
+
+
+def _traceback(error: BaseException, skip_frames: int) -> str:
+    frames = error.__traceback__
+    for _ in range(skip_frames):
+        frames = frames.tb_next if frames is not None else None
+    try:
+        lines = traceback.TracebackException(type(error), error, frames, limit=-100, compact=True).format()
+        return _storable("".join(lines), TRACEBACK_CAP)
+    except Exception as broken:
+        return f"<no traceback: {type(broken).__name__} while formatting it>"
+
+
+def _storable(text: str, cap: int) -> str:
+    """Text any store can take: no NUL, no lone surrogates, bounded; the end matters most, so the middle goes."""
+    text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    if len(text) <= cap:
+        return text
+    return f"{text[: cap // 3]}\n… {len(text) - cap} characters left out …\n{text[-(cap - cap // 3) :]}"
+
+
+class Token(NamedTuple):
+    """Proves that a claim is still ours. Every write to a running job matches all four."""
+
+    process: bytes
+    nonce: int
+    id: bytes
+    epoch: int
+
+
+class NewJob(NamedTuple):
+    """What `insert` takes. `delay` and `lifetime` are counted from the store's clock, `run_at` and `expires_at` fixed."""
+
+    id: bytes
+    task: str
+    payload: bytes
+    queue: str = "default"
+    priority: int = 0
+    run_at: int | None = None
+    delay: int | None = None
+    expires_at: int | None = None
+    lifetime: int | None = None
+    share: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+class Claim(NamedTuple):
+    """A ready job that became ours."""
+
+    token: Token
+    task: str
+    payload: bytes
+    queue: str
+    priority: int
+    attempts: int
+    losses: int
+    created_at: int
+    expires_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try that did not succeed."""
+
+    number: int
+    process: str
+    started_at: datetime | None
+    ended_at: datetime
+    failure: Failure
+    spent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that is known of a job at the moment somebody looked."""
+
+    id: str
+    task: str
+    state: JobState
+    queue: str
+    priority: int
+    attempts: int
+    losses: int
+    created_at: datetime
+    run_at: datetime | None = None
+    expires_at: datetime | None = None
+    claimed_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    process: str | None = None
+    share: str | None = None
+    tags: tuple[str, ...] = ()
+    failure: Failure | None = None
+    reason: str | None = None
+    result: bytes | None = None
+    result_error: str | None = None
+    failures: tuple[Attempt, ...] = ()
+    payload: bytes = b""
+
+    @property
+    def finished(self) -> bool:
+        return self.state.finished
+
+    def summary(self) -> dict[str, Any]:
+        """What a script wants as JSON; no arguments, no result."""
+        fields = ("id", "task", "state", "queue", "priority", "attempts", "losses", "reason", "process", "share")
+        times = ("created_at", "run_at", "expires_at", "started_at", "finished_at")
+        moments = {name: getattr(self, name) for name in times}
+        return (
+            {name: getattr(self, name) for name in fields}
+            | {name: moment.isoformat() if moment else None for name, moment in moments.items()}
+            | {"tags": list(self.tags), "failure": str(self.failure) if self.failure else None}
+        )

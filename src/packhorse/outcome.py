@@ -1,0 +1,113 @@
+"""How an attempt ends: `decide` turns what happened into an Outcome, and stores write batches of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from packhorse.clock import length
+from packhorse.errors import Cancel, ProcessExitError, ProcessPrunedError, Retry, Snooze, TaskError
+from packhorse.job import Claim, Failure, FailureKind, JobState, Token
+from packhorse.retry import RetryPolicy
+
+MAX_LOSSES = 3
+
+
+class Outcome(NamedTuple):
+    """Where a job stands after an attempt. Stores know these fields and no policy.
+
+    state      a finished state; SCHEDULED to come back `delay` microseconds from the store's now (at once where that
+               is 0); READY to go back in place, keeping its order key
+    spent      counts as an attempt; `lost` counts as a loss
+    duration   microseconds since the task began, None where it never began
+    failure    an encoded Failure: kept with the finished job, or as the row of an attempt that did not succeed
+    """
+
+    token: Token
+    state: JobState
+    spent: bool = True
+    lost: bool = False
+    delay: int = 0
+    duration: int | None = None
+    result: bytes | None = None
+    result_error: str | None = None
+    failure: bytes | None = None
+    reason: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes it brings along, roughly."""
+        return 200 + len(self.result or b"") + len(self.failure or b"") + len(self.reason or "")
+
+
+def succeed(token: Token, duration: int, result: bytes | None, result_error: str | None = None) -> Outcome:
+    return Outcome(token, JobState.SUCCEEDED, True, False, 0, duration, result, result_error)
+
+
+def release(token: Token) -> Outcome:
+    """Back in place, as if it had never been claimed."""
+    return Outcome(token, JobState.READY, spent=False)
+
+
+def expire(token: Token) -> Outcome:
+    return Outcome(token, JobState.CANCELLED, spent=False, reason="expired")
+
+
+def stop(token: Token, duration: int | None, reason: str = "cancelled") -> Outcome:
+    """An operator asked, and the task ended."""
+    return Outcome(token, JobState.CANCELLED, spent=duration is not None, duration=duration, reason=reason)
+
+
+def decide(
+    claim: Claim, error: BaseException, policy: RetryPolicy, duration: int | None, *, skip_frames: int = 0
+) -> Outcome:
+    """The outcome of an attempt that did not return."""
+    token, attempt = claim.token, claim.attempts + 1
+    match error:
+        case Snooze():
+            delay = max(0, length(error.after))
+            return Outcome(token, JobState.SCHEDULED, spent=False, delay=delay, duration=duration)
+        case Cancel():
+            return Outcome(token, JobState.CANCELLED, duration=duration, reason=error.reason)
+        case Retry():
+            wait = None if policy.exhausted(attempt) else _asked_wait(error, policy, attempt)
+        case _:
+            wait = policy.wait(attempt, error)
+    failure = Failure.of(error, _kind(error), skip_frames=skip_frames).encode()
+    if wait is None:
+        return Outcome(token, JobState.FAILED, duration=duration, failure=failure)
+    return Outcome(token, JobState.SCHEDULED, delay=wait, duration=duration, failure=failure)
+
+
+def refuse(claim: Claim, kind: FailureKind, error: BaseException) -> Outcome:
+    """The task never began and never will: its name or its payload means nothing here."""
+    return Outcome(claim.token, JobState.FAILED, spent=False, failure=Failure.of(error, kind).encode())
+
+
+def decide_lost(
+    claim: Claim, error: ProcessExitError | ProcessPrunedError, *, fail_at_once: bool, max_losses: int = MAX_LOSSES
+) -> Outcome:
+    """The verdict on an orphan: run again in place, or fail once it was lost too often."""
+    failure = Failure.of(error, FailureKind.WORKER_LOST).encode()
+    failed = fail_at_once or claim.losses + 1 >= max_losses
+    state = JobState.FAILED if failed else JobState.READY
+    return Outcome(claim.token, state, spent=False, lost=True, failure=failure)
+
+
+def bare(outcome: Outcome, error: BaseException) -> Outcome:
+    """What is left of an outcome that the store will not take: its state, and why the rest is gone."""
+    why = f"the store refused it ({type(error).__name__})"
+    failure = None
+    if outcome.failure is not None:
+        failure = Failure(FailureKind.EXCEPTION, "packhorse.errors.StoreDataError", why).encode()
+    result_error = why if outcome.state is JobState.SUCCEEDED else None
+    return outcome._replace(result=None, result_error=result_error, failure=failure, reason=None)
+
+
+def _asked_wait(error: Retry, policy: RetryPolicy, attempt: int) -> int:
+    return max(0, length(error.after if error.after is not None else policy.backoff(attempt, error)))
+
+
+def _kind(error: BaseException) -> FailureKind:
+    if isinstance(error, TaskError | Retry):
+        return FailureKind.ERROR
+    return FailureKind.EXCEPTION

@@ -1,0 +1,221 @@
+"""How the SQLite store reaches its file: pooled connections, one lock in which writers queue, errors translated."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreUnavailable, StoreUnsafe
+
+DEADLINE = 5.0
+NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "9p", "fuse.sshfs"}
+
+# Handles that a fork brought along. SQLite forbids touching them in the child, also closing them.
+_inherited: list[Connection] = []
+
+
+class Connection:
+    """A connection and its own handle on the lock file, so that threads exclude each other as processes do."""
+
+    def __init__(self, path: Path, synchronous: str) -> None:
+        self.lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with self.locked():
+                self.sqlite = sqlite3.connect(
+                    path, timeout=DEADLINE, isolation_level=None, check_same_thread=False, cached_statements=512
+                )
+                self.sqlite.execute("pragma journal_mode = wal")
+                self.sqlite.execute(f"pragma synchronous = {synchronous}")
+                self.sqlite.execute("pragma cache_size = -16384")
+                self.sqlite.execute("pragma journal_size_limit = 67108864")
+        except BaseException:
+            os.close(self.lock)
+            raise
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Everything that writes or checkpoints happens in here, one at a time among all processes.
+
+        The queue is ours because SQLite's own busy handler sleeps up to 100 ms between tries, and because a checkpoint
+        beside a commit is what the WAL-reset bug of SQLite before 3.51.3 needs (docs/decisions/0002).
+        """
+        deadline = time.monotonic() + DEADLINE
+        pause = 0.000_05
+        while True:
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable(
+                        f"Another process has been writing to the database for {DEADLINE:g} s. Try again; if it lasts, "
+                        "look for a stopped process that holds it."
+                    ) from None
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.001)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        # The last connection to close checkpoints, hence the lock.
+        try:
+            with self.locked():
+                self.sqlite.close()
+        except StoreUnavailable:
+            self.sqlite.close()
+        os.close(self.lock)
+
+
+class Connections:
+    """A pool that grows with the threads that use it at once."""
+
+    def __init__(self, path: Path, synchronous: str = "full") -> None:
+        self.path = path
+        self._synchronous = synchronous
+        self._idle: list[Connection] = []
+        self._pid = os.getpid()
+        self._inode = 0
+
+    @contextmanager
+    def cursor(self) -> Iterator[sqlite3.Connection]:
+        """For reading, each statement by itself."""
+        connection = self.take()
+        try:
+            with translated():
+                yield connection.sqlite
+        except BaseException:
+            connection.close()
+            raise
+        self.give_back(connection)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """For writing: all or nothing, and nobody else writes meanwhile."""
+        connection = self.take()
+        try:
+            with connection.locked(), translated():
+                connection.sqlite.execute("begin immediate")
+                try:
+                    yield connection.sqlite
+                    connection.sqlite.execute("commit")
+                except BaseException:
+                    if connection.sqlite.in_transaction:
+                        connection.sqlite.execute("rollback")
+                    raise
+        except BaseException:
+            connection.close()
+            raise
+        self.give_back(connection)
+
+    def give_back(self, connection: Connection) -> None:
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def take(self) -> Connection:
+        """A connection of one's own, until it is given back."""
+        if self._pid != os.getpid():
+            _inherited.extend(self._idle)
+            self._idle, self._pid = [], os.getpid()
+        self._check_place()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            with translated():
+                return Connection(self.path, self._synchronous)
+
+    def _check_place(self) -> None:
+        """The file of this path must still be the one we opened: a replaced file would swallow jobs silently."""
+        try:
+            inode = os.stat(self.path).st_ino
+        except FileNotFoundError:
+            inode = 0
+        if inode == self._inode and inode:
+            return
+        if self._inode:
+            raise StoreUnsafe(
+                f"The database {self.path} was moved, deleted or replaced while in use. Nothing was written. "
+                "Put the file back, or restart every process that uses it."
+            )
+        prepare_place(self.path)
+        self._inode = os.stat(self.path).st_ino
+
+
+def prepare_place(path: Path) -> None:
+    """Refuse a place where others could put their own file; make ours readable to nobody else."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise StoreUnsafe(f"The folder {folder} for the database does not exist. Create it (mode 0700), then try again.")
+    if folder.stat().st_mode & stat.S_IWOTH:
+        raise StoreUnsafe(
+            f"The folder {folder} is writable for everyone, so anyone could replace the database in it. "
+            f"Use another folder, or chmod o-w {folder}."
+        )
+    if path.is_symlink():
+        raise StoreUnsafe(f"The database {path} is a symbolic link. Name the file it points to instead.")
+    if (kind := _file_system(folder)) in NETWORK_FILE_SYSTEMS:
+        raise StoreUnsafe(
+            f"The database {path} lies on a network file system ({kind}), where SQLite's locks cannot be trusted. "
+            "Move it to a local disk, or use a server store."
+        )
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+    except FileExistsError:
+        owner = path.stat().st_uid
+        if owner not in (os.geteuid(), 0) and os.geteuid() != 0:
+            raise StoreUnsafe(
+                f"The database {path} belongs to another user (uid {owner}). Run as that user, or use a file of your own."
+            ) from None
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise StoreUnsafe(f"The database {path} cannot be read and written by this user. Check its mode.") from None
+    except OSError as error:
+        raise StoreUnsafe(f"The database {path} cannot be created: {error.strerror}. Check the folder's mode.") from None
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the mount a folder is on; empty where the system does not tell."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    place = str(folder.resolve())
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        point = left.split()[4].replace("\\040", " ")
+        inside = place == point or place.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, right.split()[0]
+    return kind
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """SQLite's errors in the words of the contract."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if "no such table" in text or "no such column" in text:
+            raise SchemaError(f"{text}: the database has no (or an older) schema. Run `packhorse migrate`.") from error
+        if "full" in text:
+            raise StoreUnavailable("The disk is full: nothing was written. Free some space.") from error
+        if "locked" in text or "busy" in text:
+            raise StoreUnavailable(
+                f"A program outside Packhorse has kept the database locked for {DEADLINE:g} s. Find and end it."
+            ) from error
+        raise StoreUnavailable(f"SQLite: {text}. Check the disk and the file's mode.") from error
+    except (sqlite3.DataError, sqlite3.InterfaceError, OverflowError, UnicodeEncodeError) as error:
+        raise StoreDataError(f"SQLite cannot store this value: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"SQLite: {error}. If the file is damaged, restore it from a backup.") from error

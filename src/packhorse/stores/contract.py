@@ -1,0 +1,347 @@
+"""What every store promises. `memory.py` is the same in the plainest Python; `tests/contract` is the proof."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from packhorse.job import Claim, Job, JobState, NewJob, Token
+from packhorse.outcome import Outcome
+from packhorse.queues import Selected
+
+EXCHANGE_JOBS = 1_000
+EXCHANGE_BYTES = 1 << 20
+
+
+class ProcessInfo(NamedTuple):
+    """Who a process says it is when it enrols. The id is made anew at every start; host and pid are labels."""
+
+    id: bytes
+    role: str
+    host: str
+    pid: int
+    queues: str = ""
+    supervisor: bytes | None = None
+
+
+class Exchanged(NamedTuple):
+    """`alive` is False where the process has no lease (any more): nothing was claimed, and it must enrol anew."""
+
+    claims: list[Claim]
+    refused: list[Token]
+    alive: bool
+    now: int
+
+
+class OrderKind(StrEnum):
+    CANCEL = "cancel"
+
+
+class Order(NamedTuple):
+    """What an operator asks of the owner of a running job. Told at every beat until the job has moved on."""
+
+    kind: OrderKind
+    token: Token
+    reason: str
+
+
+class Beaten(NamedTuple):
+    """Who had no lease left to renew, and what was asked of the others."""
+
+    dead: list[bytes]
+    orders: list[Order]
+
+
+class Orphan(NamedTuple):
+    """A running job of a dead process, now claimed by the adopter, who owes it a verdict."""
+
+    claim: Claim
+    owner: ProcessInfo
+
+
+class Entry(NamedTuple):
+    """Something a running job wants kept: (kind, name) is written once and overwritten by the next of that name."""
+
+    kind: str
+    name: str
+    data: bytes
+
+
+class Promoted(NamedTuple):
+    """How many jobs became ready, and in how many microseconds the next one is due."""
+
+    jobs: int
+    next_due: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Microseconds that finished jobs are kept; None keeps them for good."""
+
+    succeeded: int | None
+    failed: int | None
+    cancelled: int | None
+
+    def of(self, state: JobState) -> int | None:
+        return {
+            JobState.SUCCEEDED: self.succeeded,
+            JobState.FAILED: self.failed,
+            JobState.CANCELLED: self.cancelled,
+        }[state]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which jobs an act or a page is about; every given field must match."""
+
+    ids: Collection[bytes] | None = None
+    states: Collection[JobState] | None = None
+    queues: Collection[str] | None = None
+    tasks: Collection[str] | None = None
+    tags: Collection[str] | None = None
+
+
+class Act(StrEnum):
+    """What an operator does to selected jobs.
+
+    CANCEL   unfinished jobs end `cancelled`; the owner of a running one is asked to
+    RETRY    failed and cancelled jobs become ready again with fresh attempts
+    RUN_NOW  scheduled jobs become ready
+    DISCARD  jobs that do not run are deleted
+    CHANGE   unfinished jobs that do not run get another queue or priority
+    """
+
+    CANCEL = "cancel"
+    RETRY = "retry"
+    RUN_NOW = "run_now"
+    DISCARD = "discard"
+    CHANGE = "change"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    act: Act
+    queue: str | None = None
+    priority: int | None = None
+
+
+class Moved(NamedTuple):
+    """How many jobs moved, of how many the owner was asked, and where to go on; None where all were seen."""
+
+    jobs: int
+    asked: int
+    after: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    queue: str
+    until: datetime | None
+    reason: str
+    actor: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    queue: str
+    counts: dict[JobState, int] = field(default_factory=dict)
+    pause: Pause | None = None
+
+    def of(self, state: JobState) -> int:
+        return self.counts.get(state, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """A process as others see it."""
+
+    id: str
+    role: str
+    host: str
+    pid: int
+    queues: str
+    started_at: datetime
+    lease_left: float
+    running: int
+
+
+class Audit(NamedTuple):
+    at: int
+    actor: str
+    act: str
+    reason: str
+    jobs: int
+
+
+def stranger(id: bytes) -> ProcessInfo:
+    """Stands for an owner that the store knows nothing of."""
+    return ProcessInfo(id, role="unknown", host="unknown", pid=0)
+
+
+class Watch(ABC):
+    """Sleeps until there may be something to claim. Used by one thread; only `wake` may come from another."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> bool:
+        """True where something changed since the last call returned; a change in between is never missed."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End the sleep early."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Store(ABC):
+    """Promises are kept here; policies are unknown here. Every method may be called from any thread."""
+
+    url: str
+
+    # Hot: each one batched round trip and at most one commit.
+
+    @abstractmethod
+    def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
+        """Write all or none. An id that is already known is left as it is. Answers the ids that stand for them."""
+
+    @abstractmethod
+    def exchange(
+        self,
+        process: bytes,
+        nonce: int,
+        outcomes: Sequence[Outcome],
+        queues: Selected,
+        limit: int,
+        *,
+        starting: int = 0,
+        started: Sequence[Token] = (),
+    ) -> Exchanged:
+        """Write what ended and take what is next, in one stroke.
+
+        An outcome is written only where the job still runs under its token; the others come back refused. Then up to
+        `limit` ready jobs start running for `process` under the new `nonce`, in the order of the contract. The first
+        `starting` of them begin at once, and so did the `started` ones claimed earlier. Renews the process's lease.
+        """
+
+    @abstractmethod
+    def beat(self, processes: Collection[bytes]) -> Beaten:
+        """They live: renew the leases that have not run out."""
+
+    # Fenced by the claim token.
+
+    @abstractmethod
+    def record(self, token: Token, entries: Sequence[Entry]) -> bool:
+        """Keep entries of a running job; False, and nothing kept, where the token is old."""
+
+    @abstractmethod
+    def held(self, process: bytes) -> list[Token]:
+        """What the store thinks this process holds."""
+
+    # Membership.
+
+    @abstractmethod
+    def enroll(self, process: ProcessInfo, lease: int) -> None:
+        """A process begins, with a lease of so many microseconds from now and from each beat."""
+
+    @abstractmethod
+    def leave(self, process: bytes) -> None:
+        """A process signs off. What it still holds goes back in place, unspent."""
+
+    # Housekeeping: safe anywhere, any number of times.
+
+    @abstractmethod
+    def promote(self, limit: int) -> Promoted:
+        """Make due jobs ready; their order key is the moment they were due."""
+
+    @abstractmethod
+    def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
+        """Take over running jobs whose process is unknown, has no lease left or is named `dead`."""
+
+    @abstractmethod
+    def prune(self, retention: Retention, limit: int) -> int:
+        """Delete up to `limit` finished jobs that are kept no longer."""
+
+    # Operating: audited in the same stroke, and the epoch is raised, so that no old claim survives it.
+
+    @abstractmethod
+    def move(
+        self,
+        selection: Selection,
+        change: Change,
+        actor: str,
+        reason: str,
+        *,
+        after: bytes | None = None,
+        limit: int = 1_000,
+    ) -> Moved:
+        """Act on up to `limit` selected jobs, in the order of their ids, beginning behind `after`."""
+
+    @abstractmethod
+    def pause(self, queue: str, until: int | None, actor: str, reason: str) -> None: ...
+
+    @abstractmethod
+    def resume(self, queue: str, actor: str, reason: str) -> bool: ...
+
+    # Looking.
+
+    @abstractmethod
+    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[Job]:
+        """In the order of their ids, beginning behind `after`; without what is wide: payload, result, failures."""
+
+    @abstractmethod
+    def job(self, id: bytes) -> Job | None:
+        """One job with everything."""
+
+    @abstractmethod
+    def entries(self, id: bytes) -> list[Entry]:
+        """What `record` kept of a job."""
+
+    @abstractmethod
+    def queues(self) -> list[QueueCounts]: ...
+
+    @abstractmethod
+    def processes(self) -> list[ProcessView]: ...
+
+    @abstractmethod
+    def audit(self, limit: int = 100) -> list[Audit]:
+        """The newest acts first."""
+
+    # Waiting.
+
+    @abstractmethod
+    def watch(self, queues: Selected) -> Watch:
+        """See changes from now on."""
+
+    @abstractmethod
+    def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
+        """Sleep until at least one of them has finished; those that have, also the ones no longer known."""
+
+    # The store itself.
+
+    @abstractmethod
+    def migrate(self) -> list[str]:
+        """Bring the schema up to date; names of the steps taken."""
+
+    @abstractmethod
+    def schema_version(self) -> int: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+def chunks(outcomes: Iterable[Outcome]) -> Iterable[list[Outcome]]:
+    """Batches within the bounds of one exchange; an outcome larger than that goes alone."""
+    batch: list[Outcome] = []
+    size = 0
+    for outcome in outcomes:
+        if batch and (len(batch) >= EXCHANGE_JOBS or size + outcome.size > EXCHANGE_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(outcome)
+        size += outcome.size
+    if batch:
+        yield batch

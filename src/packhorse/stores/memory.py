@@ -1,0 +1,523 @@
+"""The readable specification of a store: plain dictionaries behind one lock. Lives and dies with its process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
+from packhorse.ids import to_text
+from packhorse.job import Attempt, Claim, Failure, Job, JobState, NewJob, Token
+from packhorse.outcome import Outcome
+from packhorse.queues import Selected
+from packhorse.stores.contract import (
+    Act,
+    Audit,
+    Beaten,
+    Change,
+    Entry,
+    Exchanged,
+    Moved,
+    Order,
+    OrderKind,
+    Orphan,
+    Pause,
+    ProcessInfo,
+    ProcessView,
+    Promoted,
+    QueueCounts,
+    Retention,
+    Selection,
+    Store,
+    Watch,
+    stranger,
+)
+
+@dataclass
+class _Job:
+    new: NewJob
+    created_at: int
+    state: JobState
+    queue: str
+    priority: int
+    order_key: int
+    run_at: int | None
+    expires_at: int | None
+    epoch: int = 0
+    attempts: int = 0
+    losses: int = 0
+    token: Token | None = None
+    claimed_at: int | None = None
+    started_at: int | None = None
+    finished_at: int | None = None
+    asked: str | None = None
+    outcome: Outcome | None = None
+    failures: list[tuple[int, bytes, int | None, int, bytes, bool]] = field(default_factory=list)
+    entries: dict[tuple[str, str], bytes] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, int, bytes]:
+        return (-self.priority, self.order_key, self.new.id)
+
+
+@dataclass
+class _Process:
+    info: ProcessInfo
+    started_at: int
+    lease: int
+    lease_until: int
+
+
+class MemoryStore(Store):
+    def __init__(self, clock: Clock | None = None, url: str = "memory://") -> None:
+        self.url = url
+        self.clock = clock or SystemClock()
+        self._jobs: dict[bytes, _Job] = {}
+        self._processes: dict[bytes, _Process] = {}
+        self._pauses: dict[str, Pause] = {}
+        self._audit: list[Audit] = []
+        self._changed = threading.Condition(threading.RLock())
+        self._changes = 0
+
+    # Hot.
+
+    def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
+        with self._changed:
+            now = self.clock.now()
+            for new in jobs:
+                if new.id in self._jobs:
+                    continue
+                run_at = now + new.delay if new.delay is not None else new.run_at
+                due = run_at is None or run_at <= now
+                self._jobs[new.id] = _Job(
+                    new,
+                    created_at=now,
+                    state=JobState.READY if due else JobState.SCHEDULED,
+                    queue=new.queue,
+                    priority=new.priority,
+                    order_key=now if run_at is None or due else run_at,
+                    run_at=run_at,
+                    expires_at=now + new.lifetime if new.lifetime is not None else new.expires_at,
+                )
+            self._notify()
+            return [new.id for new in jobs]
+
+    def exchange(
+        self,
+        process: bytes,
+        nonce: int,
+        outcomes: Sequence[Outcome],
+        queues: Selected,
+        limit: int,
+        *,
+        starting: int = 0,
+        started: Sequence[Token] = (),
+    ) -> Exchanged:
+        with self._changed:
+            now = self.clock.now()
+            alive = self._renew(process)
+            refused = [outcome.token for outcome in outcomes if not self._finish(outcome, now)]
+            for token in started:
+                if (job := self._held_under(token)) is not None and job.started_at is None:
+                    job.started_at = now
+            picked = self._pick(queues, limit, now) if alive else []
+            claims = [self._claim(job, process, nonce, now) for job in picked]
+            for job in picked[:starting]:
+                job.started_at = now
+            if outcomes:
+                self._notify()
+            return Exchanged(claims, refused, alive, now)
+
+    def beat(self, processes: Collection[bytes]) -> Beaten:
+        with self._changed:
+            dead = [process for process in processes if not self._renew(process)]
+            orders = [
+                Order(OrderKind.CANCEL, job.token, job.asked)
+                for job in self._jobs.values()
+                if job.token is not None and job.asked is not None and job.token.process in processes
+            ]
+            return Beaten(dead, sorted(orders, key=lambda order: order.token))
+
+    def _renew(self, process: bytes) -> bool:
+        known = self._processes.get(process)
+        ticks = self.clock.ticks()
+        if known is None or known.lease_until <= ticks:
+            return False
+        known.lease_until = ticks + known.lease
+        return True
+
+    def _held_under(self, token: Token) -> _Job | None:
+        job = self._jobs.get(token.id)
+        return job if job is not None and job.token == token else None
+
+    def _finish(self, outcome: Outcome, now: int) -> bool:
+        job = self._held_under(outcome.token)
+        if job is None:
+            return False
+        if outcome.failure is not None and not outcome.state.finished:
+            began = None if outcome.duration is None else now - outcome.duration
+            number = job.attempts + 1
+            job.failures.append((number, outcome.token.process, began, now, outcome.failure, outcome.spent))
+        job.attempts += outcome.spent
+        job.losses += outcome.lost
+        job.token = job.asked = job.claimed_at = job.started_at = None
+        job.state = outcome.state
+        if outcome.state.finished:
+            job.outcome = outcome
+            job.finished_at = now
+            job.started_at = None if outcome.duration is None else now - outcome.duration
+        elif outcome.state is JobState.SCHEDULED:
+            job.run_at = job.order_key = now + outcome.delay
+            if outcome.delay <= 0:
+                job.state = JobState.READY
+        return True
+
+    def _pick(self, queues: Selected, limit: int, now: int) -> list[_Job]:
+        picked: list[_Job] = []
+        seen: set[str] = set()
+        for entry in queues:
+            names = {job.queue for job in self._jobs.values() if entry.matches(job.queue)} - seen
+            seen |= names
+            names -= {name for name in names if self._paused(name, now)}
+            ready = [job for job in self._jobs.values() if job.state is JobState.READY and job.queue in names]
+            picked += sorted(ready, key=lambda job: job.order)
+        return picked[:limit]
+
+    def _claim(self, job: _Job, process: bytes, nonce: int, now: int) -> Claim:
+        job.state = JobState.RUNNING
+        job.epoch += 1
+        job.token = Token(process, nonce, job.new.id, job.epoch)
+        job.claimed_at = now
+        job.started_at = None
+        return self._as_claim(job, job.token)
+
+    def _as_claim(self, job: _Job, token: Token) -> Claim:
+        return Claim(
+            token,
+            job.new.task,
+            job.new.payload,
+            job.queue,
+            job.priority,
+            job.attempts,
+            job.losses,
+            job.created_at,
+            job.expires_at,
+        )
+
+    # Fenced by the claim token.
+
+    def record(self, token: Token, entries: Sequence[Entry]) -> bool:
+        with self._changed:
+            job = self._held_under(token)
+            if job is None:
+                return False
+            job.entries.update({(entry.kind, entry.name): entry.data for entry in entries})
+            return True
+
+    def held(self, process: bytes) -> list[Token]:
+        with self._changed:
+            tokens = (job.token for job in self._jobs.values() if job.token is not None)
+            return sorted(token for token in tokens if token.process == process)
+
+    # Membership.
+
+    def enroll(self, process: ProcessInfo, lease: int) -> None:
+        with self._changed:
+            until = self.clock.ticks() + lease
+            self._processes[process.id] = _Process(process, self.clock.now(), lease, until)
+
+    def leave(self, process: bytes) -> None:
+        with self._changed:
+            for job in self._jobs.values():
+                if job.token is not None and job.token.process == process:
+                    self._put_back(job)
+            self._processes.pop(process, None)
+            self._notify()
+
+    def _put_back(self, job: _Job) -> None:
+        job.state = JobState.READY
+        job.epoch += 1
+        job.token = job.asked = job.claimed_at = job.started_at = None
+
+    # Housekeeping.
+
+    def promote(self, limit: int) -> Promoted:
+        with self._changed:
+            now = self.clock.now()
+            scheduled = [job for job in self._jobs.values() if job.state is JobState.SCHEDULED]
+            scheduled.sort(key=lambda job: (job.order_key, job.new.id))
+            due = [job for job in scheduled if job.order_key <= now][:limit]
+            for job in due:
+                job.state = JobState.READY
+            if due:
+                self._notify()
+            left = scheduled[len(due) :]
+            return Promoted(len(due), max(0, left[0].order_key - now) if left else None)
+
+    def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
+        with self._changed:
+            if not self._renew(adopter):
+                return []
+            ticks = self.clock.ticks()
+            gone = {id for id, process in self._processes.items() if process.lease_until <= ticks} | set(dead)
+            orphans = []
+            for job in sorted(self._jobs.values(), key=lambda job: job.new.id):
+                if job.token is None or len(orphans) == limit:
+                    continue
+                owner = job.token.process
+                if owner in gone or owner not in self._processes:
+                    info = self._processes[owner].info if owner in self._processes else stranger(owner)
+                    job.epoch += 1
+                    job.token = Token(adopter, nonce, job.new.id, job.epoch)
+                    orphans.append(Orphan(self._as_claim(job, job.token), info))
+            holders = {job.token.process for job in self._jobs.values() if job.token is not None}
+            for id in gone - holders:
+                self._processes.pop(id, None)
+            return orphans
+
+    def prune(self, retention: Retention, limit: int) -> int:
+        with self._changed:
+            now = self.clock.now()
+            old = []
+            for job in self._jobs.values():
+                if job.finished_at is not None and (kept := retention.of(job.state)) is not None:
+                    if job.finished_at + kept <= now:
+                        old.append(job)
+            old.sort(key=lambda job: job.finished_at or 0)
+            for job in old[:limit]:
+                del self._jobs[job.new.id]
+            return len(old[:limit])
+
+    # Operating.
+
+    def move(
+        self,
+        selection: Selection,
+        change: Change,
+        actor: str,
+        reason: str,
+        *,
+        after: bytes | None = None,
+        limit: int = 1_000,
+    ) -> Moved:
+        with self._changed:
+            now = self.clock.now()
+            found = (job for id, job in sorted(self._jobs.items()) if after is None or id > after)
+            batch = [job for job in found if self._selected(job, selection)][:limit]
+            moved = asked = 0
+            for job in batch:
+                if job.state is not JobState.RUNNING:
+                    moved += self._move(job, change, reason, now)
+                elif change.act is Act.CANCEL:
+                    job.asked = reason or "cancelled"
+                    asked += 1
+            self._audit.append(Audit(now, actor, change.act, reason, moved + asked))
+            self._notify()
+            return Moved(moved, asked, batch[-1].new.id if len(batch) == limit else None)
+
+    def _move(self, job: _Job, change: Change, reason: str, now: int) -> bool:
+        match change.act:
+            case Act.CANCEL if not job.state.finished:
+                job.state = JobState.CANCELLED
+                job.finished_at = now
+                token = Token(b"", 0, job.new.id, job.epoch)
+                job.outcome = Outcome(token, JobState.CANCELLED, reason=reason or "cancelled")
+            case Act.RETRY if job.state in (JobState.FAILED, JobState.CANCELLED):
+                self._keep_last_failure(job)
+                job.state = JobState.READY
+                job.attempts = job.losses = 0
+                job.order_key = now
+                job.outcome = job.finished_at = job.started_at = job.expires_at = None
+            case Act.RUN_NOW if job.state is JobState.SCHEDULED:
+                job.state = JobState.READY
+                job.order_key = now
+            case Act.DISCARD:
+                del self._jobs[job.new.id]
+            case Act.CHANGE if not job.state.finished:
+                job.queue = change.queue if change.queue is not None else job.queue
+                job.priority = change.priority if change.priority is not None else job.priority
+            case _:
+                return False
+        job.epoch += 1
+        return True
+
+    def _keep_last_failure(self, job: _Job) -> None:
+        last = job.outcome
+        if last is not None and last.failure is not None and job.finished_at is not None:
+            number = job.attempts + (not last.spent)
+            job.failures.append(
+                (number, last.token.process, job.started_at, job.finished_at, last.failure, last.spent)
+            )
+
+    def pause(self, queue: str, until: int | None, actor: str, reason: str) -> None:
+        with self._changed:
+            end = to_datetime(until) if until is not None else None
+            self._pauses[queue] = Pause(queue, end, reason, actor)
+            self._audit.append(Audit(self.clock.now(), actor, "pause", reason, 0))
+
+    def resume(self, queue: str, actor: str, reason: str) -> bool:
+        with self._changed:
+            was_paused = self._pauses.pop(queue, None) is not None
+            self._audit.append(Audit(self.clock.now(), actor, "resume", reason, 0))
+            self._notify()
+            return was_paused
+
+    def _paused(self, queue: str, now: int) -> bool:
+        pause = self._pauses.get(queue)
+        return pause is not None and (pause.until is None or pause.until > to_datetime(now))
+
+    # Looking.
+
+    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[Job]:
+        with self._changed:
+            found = (job for id, job in sorted(self._jobs.items()) if after is None or id > after)
+            return [self._view(job) for job in found if self._selected(job, selection)][:limit]
+
+    def job(self, id: bytes) -> Job | None:
+        with self._changed:
+            job = self._jobs.get(id)
+            return self._view(job, wide=True) if job is not None else None
+
+    def entries(self, id: bytes) -> list[Entry]:
+        with self._changed:
+            job = self._jobs.get(id)
+            return [Entry(kind, name, data) for (kind, name), data in sorted(job.entries.items())] if job else []
+
+    def queues(self) -> list[QueueCounts]:
+        with self._changed:
+            now = self.clock.now()
+            found = {name: QueueCounts(name) for name in self._pauses if self._paused(name, now)}
+            for job in self._jobs.values():
+                counts = found.setdefault(job.queue, QueueCounts(job.queue)).counts
+                counts[job.state] = counts.get(job.state, 0) + 1
+            pauses = {name: pause for name, pause in self._pauses.items() if self._paused(name, now)}
+            return [QueueCounts(name, found[name].counts, pauses.get(name)) for name in sorted(found)]
+
+    def processes(self) -> list[ProcessView]:
+        with self._changed:
+            ticks = self.clock.ticks()
+            running: dict[bytes, int] = {}
+            for job in self._jobs.values():
+                if job.token is not None:
+                    running[job.token.process] = running.get(job.token.process, 0) + 1
+            return [
+                ProcessView(
+                    to_text(id),
+                    known.info.role,
+                    known.info.host,
+                    known.info.pid,
+                    known.info.queues,
+                    to_datetime(known.started_at),
+                    (known.lease_until - ticks) / SECOND,
+                    running.get(id, 0),
+                )
+                for id, known in sorted(self._processes.items())
+            ]
+
+    def audit(self, limit: int = 100) -> list[Audit]:
+        with self._changed:
+            return self._audit[::-1][:limit]
+
+    def _selected(self, job: _Job, selection: Selection) -> bool:
+        return (
+            _within(job.new.id, selection.ids)
+            and _within(job.state, selection.states)
+            and _within(job.queue, selection.queues)
+            and _within(job.new.task, selection.tasks)
+            and (selection.tags is None or bool(set(job.new.tags) & set(selection.tags)))
+        )
+
+    def _view(self, job: _Job, *, wide: bool = False) -> Job:
+        last = job.outcome
+        owner = job.token or (last.token if last is not None else None)
+        return Job(
+            id=to_text(job.new.id),
+            task=job.new.task,
+            state=job.state,
+            queue=job.queue,
+            priority=job.priority,
+            attempts=job.attempts,
+            losses=job.losses,
+            created_at=to_datetime(job.created_at),
+            run_at=_moment(job.run_at),
+            expires_at=_moment(job.expires_at),
+            claimed_at=_moment(job.claimed_at),
+            started_at=_moment(job.started_at),
+            finished_at=_moment(job.finished_at),
+            process=to_text(owner.process) if owner is not None and owner.process else None,
+            share=job.new.share,
+            tags=job.new.tags,
+            reason=last.reason if last is not None else None,
+            failure=Failure.decode(last.failure) if last is not None and last.failure is not None else None,
+            result=last.result if wide and last is not None else None,
+            result_error=last.result_error if last is not None else None,
+            failures=tuple(self._attempt(*row) for row in job.failures) if wide else (),
+            payload=job.new.payload if wide else b"",
+        )
+
+    def _attempt(
+        self, number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: bool
+    ) -> Attempt:
+        return Attempt(number, to_text(process), _moment(began), to_datetime(ended), Failure.decode(failure), spent)
+
+    # Waiting.
+
+    def watch(self, queues: Selected) -> Watch:
+        return _MemoryWatch(self._changed, lambda: self._changes)
+
+    def _notify(self) -> None:
+        self._changes += 1
+        self._changed.notify_all()
+
+    def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended(ids), timeout)
+            return self._ended(ids)
+
+    def _ended(self, ids: Iterable[bytes]) -> set[bytes]:
+        return {id for id in ids if id not in self._jobs or self._jobs[id].state.finished}
+
+    # The store itself.
+
+    def migrate(self) -> list[str]:
+        return []
+
+    def schema_version(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+class _MemoryWatch(Watch):
+    def __init__(self, changed: threading.Condition, changes: Callable[[], int]) -> None:
+        self._changed = changed
+        self._changes = changes
+        self._seen = changes()
+        self._woken = False
+
+    def wait(self, timeout: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._woken or self._changes() != self._seen, timeout)
+            changed = self._changes() != self._seen
+            self._seen = self._changes()
+            self._woken = False
+            return changed
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        pass
+
+
+def _moment(microseconds: int | None) -> datetime | None:
+    return to_datetime(microseconds) if microseconds is not None else None
+
+
+def _within(value: object, allowed: Collection[object] | None) -> bool:
+    return allowed is None or value in allowed

@@ -1,0 +1,18 @@
+"""Numbered SQL files are the schema's one truth; a ledger in the database says which were applied."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    number: int
+    name: str
+    sql: str
+
+
+def steps(dialect: str) -> list[Step]:
+    folder = files("packhorse.stores") / "migrations" / dialect
+    names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".sql"))
+    return [Step(int(name[:4]), name.removesuffix(".sql"), (folder / name).read_text()) for name in names]

@@ -1,0 +1,106 @@
+-- One narrow row per job carries all that changes; the wide rows beside it are written once.
+-- Times are microseconds, UTC; ids are sixteen bytes.
+-- States: 1 scheduled, 2 waiting, 3 ready, 4 running, 5 succeeded, 6 failed, 7 cancelled.
+
+create table job (
+    id          blob    not null primary key,
+    state       integer not null,
+    queue       text    not null,
+    rank        integer not null,               -- minus the priority: smaller runs sooner
+    order_key   integer not null,               -- when it became due, or will be
+    epoch       integer not null default 0,     -- raised by every claim and every forced release, never reset
+    attempts    integer not null default 0,
+    losses      integer not null default 0,
+    run_at      integer,
+    expires_at  integer,
+    share       text,
+    process     blob,                           -- the owner while running, then who performed it
+    nonce       integer,                        -- of the exchange that claimed it
+    claimed_at  integer,
+    started_at  integer,
+    finished_at integer,
+    asked       text                            -- an operator wants the running job to end, and why
+) without rowid;
+
+create index job_to_claim   on job (queue, rank, order_key, id)  where state = 3;
+create index job_to_promote on job (order_key, id)               where state = 1;
+create index job_held       on job (process, nonce, id)          where state = 4;
+create index job_to_prune   on job (state, finished_at, id)      where state > 4;
+
+create table payload (
+    id         blob    not null primary key,
+    task       text    not null,
+    body       blob    not null,
+    created_at integer not null,
+    tags       text                             -- a JSON list; the rows of tag serve look-ups
+);
+
+create index payload_task on payload (task, id);
+
+create table ending (
+    id           blob not null primary key,
+    result       blob,
+    result_error text,
+    failure      blob,
+    reason       text,
+    spent        integer not null
+);
+
+-- Attempts that did not succeed; the last one of a finished job lives in its ending.
+create table attempt (
+    id         blob    not null,
+    epoch      integer not null,
+    number     integer not null,
+    process    blob    not null,
+    started_at integer,
+    ended_at   integer not null,
+    failure    blob    not null,
+    spent      integer not null,
+    primary key (id, epoch)
+);
+
+create table tag (
+    name text not null,
+    id   blob not null,
+    primary key (name, id)
+) without rowid;
+
+create index tag_of_job on tag (id);
+
+create table entry (
+    id   blob not null,
+    kind text not null,
+    name text not null,
+    data blob not null,
+    primary key (id, kind, name)
+);
+
+create table process (
+    id          blob    not null primary key,
+    role        text    not null,
+    host        text    not null,
+    pid         integer not null,
+    queues      text    not null,
+    supervisor  blob,
+    started_at  integer not null,
+    lease       integer not null,
+    lease_until integer not null,               -- in ticks of the boot below, which no clock step touches
+    boot        text    not null
+);
+
+create table pause (
+    queue     text    not null primary key,
+    until     integer,
+    reason    text    not null,
+    actor     text    not null,
+    paused_at integer not null
+);
+
+create table audit (
+    n      integer primary key,
+    at     integer not null,
+    actor  text    not null,
+    act    text    not null,
+    reason text    not null,
+    jobs   integer not null
+);
