@@ -34,7 +34,9 @@ def decode_arguments(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
         case {"v": 1, "a": list(args), "k": dict(kwargs)}:
             return args, kwargs
         case {"v": int(version)} if version != VERSION:
-            raise PayloadError(f"The payload has version {version}; this Packhorse reads {VERSION}. Upgrade the worker.")
+            raise PayloadError(
+                f"The payload has version {version}; this Packhorse reads {VERSION}. Upgrade the worker."
+            )
     raise PayloadError("The payload is not an envelope that Packhorse wrote.")
 
 

@@ -155,7 +155,9 @@ def prepare_place(path: Path) -> None:
     """Refuse a place where others could put their own file; make ours readable to nobody else."""
     folder = path.parent
     if not folder.is_dir():
-        raise StoreUnsafe(f"The folder {folder} for the database does not exist. Create it (mode 0700), then try again.")
+        raise StoreUnsafe(
+            f"The folder {folder} for the database does not exist. Create it (mode 0700), then try again."
+        )
     if folder.stat().st_mode & stat.S_IWOTH:
         raise StoreUnsafe(
             f"The folder {folder} is writable for everyone, so anyone could replace the database in it. "
@@ -179,7 +181,9 @@ def prepare_place(path: Path) -> None:
         if not os.access(path, os.R_OK | os.W_OK):
             raise StoreUnsafe(f"The database {path} cannot be read and written by this user. Check its mode.") from None
     except OSError as error:
-        raise StoreUnsafe(f"The database {path} cannot be created: {error.strerror}. Check the folder's mode.") from None
+        raise StoreUnsafe(
+            f"The database {path} cannot be created: {error.strerror}. Check the folder's mode."
+        ) from None
 
 
 def _file_system(folder: Path) -> str:

@@ -35,6 +35,7 @@ from packhorse.stores.contract import (
     stranger,
 )
 
+
 @dataclass
 class _Job:
     new: NewJob
@@ -347,9 +348,7 @@ class MemoryStore(Store):
         last = job.outcome
         if last is not None and last.failure is not None and job.finished_at is not None:
             number = job.attempts + (not last.spent)
-            job.failures.append(
-                (number, last.token.process, job.started_at, job.finished_at, last.failure, last.spent)
-            )
+            job.failures.append((number, last.token.process, job.started_at, job.finished_at, last.failure, last.spent))
 
     def pause(self, queue: str, until: int | None, actor: str, reason: str) -> None:
         with self._changed:

@@ -105,8 +105,10 @@ CLAIM_COLUMNS = """
     job.process, job.nonce, job.id, job.epoch, task, body, queue, rank, attempts, losses, created_at, expires_at
     from job {index} join payload on payload.id = job.id
 """
-CLAIMED = "select" + CLAIM_COLUMNS.format(index="indexed by job_held") + (
-    "where state = 4 and process = ? and nonce = ? order by rank, order_key, job.id"
+CLAIMED = (
+    "select"
+    + CLAIM_COLUMNS.format(index="indexed by job_held")
+    + ("where state = 4 and process = ? and nonce = ? order by rank, order_key, job.id")
 )
 PUT_BACK = """
     update job set state = 3, epoch = epoch + 1, claimed_at = null, started_at = null, asked = null
@@ -232,9 +234,7 @@ class SQLiteStore(Store):
         for names in self._open_queues(c, queues, now):
             last = _nth_ready(c, names, limit)
             begins = _nth_ready(c, names, starting) if starting else (-1_000, 0, b"")
-            taken = sum(
-                c.execute(CLAIM, (process, nonce, now, *begins, now, queue, *last)).rowcount for queue in names
-            )
+            taken = sum(c.execute(CLAIM, (process, nonce, now, *begins, now, queue, *last)).rowcount for queue in names)
             served.append(names)
             limit -= taken
             starting = max(0, starting - taken)
@@ -360,7 +360,10 @@ class SQLiteStore(Store):
             take = "update job set process = ?, nonce = ?, epoch = epoch + 1, asked = null where id = ?"
             c.executemany(take, [(adopter, nonce, orphan.claim.token.id) for orphan in orphans])
             for (id,) in c.execute("select id from process").fetchall():
-                if id not in alive and not c.execute("select 1 from job where state = 4 and process = ?", (id,)).fetchone():
+                if (
+                    id not in alive
+                    and not c.execute("select 1 from job where state = 4 and process = ?", (id,)).fetchone()
+                ):
                     c.execute("delete from process where id = ?", (id,))
             failpoint("adopt.before_commit")
         failpoint("adopt.after_commit")
@@ -413,7 +416,9 @@ class SQLiteStore(Store):
         with self._connections.transaction() as c:
             now = self.clock.now()
             where, parameters = _where(selection, after)
-            rows = c.execute(f"select job.id, state {VIEW} {where} order by job.id limit ?", (*parameters, limit)).fetchall()
+            rows = c.execute(
+                f"select job.id, state {VIEW} {where} order by job.id limit ?", (*parameters, limit)
+            ).fetchall()
             asked = 0
             if change.act is Act.CANCEL:
                 running = [(reason or "cancelled", id) for id, state in rows if state == RUNNING]
@@ -432,7 +437,9 @@ class SQLiteStore(Store):
         with self._connections.transaction() as c:
             now = self.clock.now()
             c.execute("insert or replace into pause values (?, ?, ?, ?, ?)", (queue, until, reason, actor, now))
-            c.execute("insert into audit (at, actor, act, reason, jobs) values (?, ?, 'pause', ?, 0)", (now, actor, reason))
+            c.execute(
+                "insert into audit (at, actor, act, reason, jobs) values (?, ?, 'pause', ?, 0)", (now, actor, reason)
+            )
             failpoint("pause.before_commit")
         failpoint("pause.after_commit")
 
@@ -597,7 +604,9 @@ class _SQLiteWatch(Watch):
 def _parse(url: str) -> tuple[Path, dict[str, str]]:
     parts = urlsplit(url)
     if parts.netloc:
-        raise StoreURLError(url, "a SQLite URL has three slashes before a relative path and four before an absolute one")
+        raise StoreURLError(
+            url, "a SQLite URL has three slashes before a relative path and four before an absolute one"
+        )
     path = unquote(parts.path.removeprefix("/"))
     if not path or path == ":memory:":
         raise StoreURLError(url, "it names no file (for jobs in memory use memory://)")

@@ -1,0 +1,58 @@
+"""Commands that run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import click
+
+from packhorse.queues import parse_queues
+from packhorse.runtime.child import LOG_FORMAT, Plan
+from packhorse.runtime.loading import load_app
+from packhorse.runtime.supervisor import Supervisor
+
+LEVELS = ["DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+@click.command()
+@click.argument("app")
+@click.option(
+    "--queues", default="*", show_default=True, help="Queues to serve, in strict order; * and prefix* match many."
+)
+@click.option(
+    "--concurrency", default=8, show_default=True, type=click.IntRange(1), help="Jobs at once in each process."
+)
+@click.option("--processes", type=click.IntRange(1), help="Worker processes.  [default: one per CPU]")
+@click.option("--burst", is_flag=True, help="Leave when no job is ready.")
+@click.option("--max-jobs", type=click.IntRange(1), help="Leave after so many jobs in each process.")
+@click.option("--log-level", default="INFO", show_default=True, type=click.Choice(LEVELS, case_sensitive=False))
+def worker(
+    app: str,
+    queues: str,
+    concurrency: int,
+    processes: int | None,
+    burst: bool,
+    max_jobs: int | None,
+    log_level: str,
+) -> None:
+    """Perform the jobs of APP (module:name), until TERM or INT.
+
+    Starts worker processes and a dispatcher, and replaces them when they die. On TERM or INT running jobs may finish;
+    a second INT, or QUIT, ends at once and hands them back.
+
+    \b
+    Examples:
+      packhorse worker shop.tasks:app
+      packhorse worker shop.tasks:app --queues 'mail,report*,*' --concurrency 10 --processes 2
+      packhorse worker shop.tasks:app --burst          # perform what is ready, then leave
+    """
+    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    parse_queues(queues)
+    application = load_app(app)
+    application.store.schema_version()  # meets an unusable store before any child is started
+    count = processes or os.cpu_count() or 1
+    work = Plan(app, "worker", queues, concurrency, burst, max_jobs, log_level.upper())
+    plans = [work] * count + [Plan(app, "dispatcher", log_level=log_level.upper())]
+    raise SystemExit(Supervisor(application, plans).run())

@@ -1,0 +1,1 @@
+"""Roles that run: worker, dispatcher, supervisor."""

@@ -1,0 +1,37 @@
+"""Worker and dispatcher as threads of the program that enqueues: for small programs, notebooks and tests."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from packhorse.app import Packhorse
+from packhorse.queues import parse_queues
+from packhorse.runtime.dispatcher import Dispatcher
+from packhorse.runtime.process import Process
+from packhorse.runtime.worker import Worker
+
+
+class Embedded:
+    """`with Embedded(app): ...` performs jobs meanwhile; on leaving, running jobs may finish."""
+
+    def __init__(self, app: Packhorse, queues: str = "*", concurrency: int = 8) -> None:
+        selected = parse_queues(queues)
+        self._processes = [Process(app, Worker(app, selected, concurrency)), Process(app, Dispatcher(app))]
+        self._threads = [
+            threading.Thread(target=process.run, name=f"packhorse-{process.role.name}", daemon=True)
+            for process in self._processes
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process, thread in zip(self._processes, self._threads, strict=True):
+            process.stop()
+            thread.join()

@@ -1,0 +1,143 @@
+"""What every role shares: enrolment, beating, sleeping, waking, stopping, and living through store trouble."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from packhorse.app import Packhorse
+from packhorse.clock import length
+from packhorse.errors import StoreError
+from packhorse.ids import new_id, to_text
+from packhorse.runtime.wakeup import Wake
+from packhorse.stores.contract import Order, ProcessInfo
+
+log = logging.getLogger("packhorse.runtime")
+
+BACKOFF_CAP = 5.0
+
+
+class Role(Protocol):
+    """One method does one round of work; the rest is about coming and going."""
+
+    name: str
+    queues: str
+
+    def begin(self, process: Process) -> None:
+        """The process is enrolled, for the first time or anew."""
+
+    def turn(self) -> float:
+        """One round; seconds until the next, unless woken."""
+
+    def obey(self, orders: Sequence[Order]) -> None:
+        """What operators ask of running jobs."""
+
+    def quiet(self) -> None:
+        """Claim no more."""
+
+    @property
+    def drained(self) -> bool:
+        """Nothing is left to do or to write."""
+
+    def end(self) -> None:
+        """The last turn is over."""
+
+
+class Process:
+    """Runs one role until it is stopped and drained."""
+
+    def __init__(self, app: Packhorse, role: Role, *, id: bytes | None = None, supervisor: bytes | None = None) -> None:
+        self.app = app
+        self.role = role
+        self.id = id or new_id()
+        self.supervisor = supervisor
+        self.wake = Wake()
+        self._stop_by: float | None = None
+        self._heart: Heart | None = None
+
+    def run(self) -> None:
+        self._enroll()
+        if self.supervisor is None:
+            self._heart = Heart(self)
+        failures = 0
+        try:
+            while True:
+                try:
+                    delay = self.role.turn()
+                    failures = 0
+                except StoreError as error:
+                    failures += 1
+                    delay = min(BACKOFF_CAP, 0.05 * 2**failures) * random.uniform(0.5, 1)
+                    log.warning("%s: the store failed (%s); trying again in %.1f s", self.role.name, error, delay)
+                if self._stop_by is not None and (self.role.drained or time.monotonic() >= self._stop_by):
+                    return
+                self.wake.wait(delay if self._stop_by is None else min(delay, 0.1))
+        finally:
+            if self._heart is not None:
+                self._heart.stop()
+            self.role.end()
+            self._leave()
+
+    def stop(self, within: float | None = None) -> None:
+        """Claim no more, finish what runs, then leave; safe in a signal handler."""
+        if self._stop_by is None:
+            grace = self.app.settings.shutdown_timeout if within is None else within
+            self._stop_by = time.monotonic() + grace
+            self.role.quiet()
+        self.wake.set()
+
+    def enroll_anew(self) -> None:
+        """The lease is over and others may have our jobs: only a new name can claim again."""
+        log.warning("process %s lost its lease; it goes on under a new id", to_text(self.id))
+        self.id = new_id()
+        self._enroll()
+        if self._heart is None:
+            self._heart = Heart(self)  # the supervisor beats for the old id
+
+    def _enroll(self) -> None:
+        info = ProcessInfo(
+            self.id, self.role.name, socket.gethostname(), os.getpid(), self.role.queues, self.supervisor
+        )
+        self.app.store.enroll(info, length(self.app.settings.lease))
+        self.role.begin(self)
+
+    def _leave(self) -> None:
+        if not self.role.drained:
+            # Its tasks may still run. Whoever sees this process end may hand them on; it must not do so itself.
+            log.warning("%s stops while jobs still run; they go back once the process has ended", self.role.name)
+            return
+        try:
+            self.app.store.leave(self.id)
+        except StoreError as error:
+            log.warning("%s could not sign off (%s); its lease will run out", self.role.name, error)
+
+
+class Heart:
+    """Beats for a process without a supervisor, in a thread of its own so that a long exchange does not stop it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="packhorse-heart", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        process = self._process
+        while not self._stopping.wait(process.app.settings.heartbeat * random.uniform(0.9, 1)):
+            try:
+                beaten = process.app.store.beat([process.id])
+            except StoreError as error:
+                log.warning("%s could not beat: %s", process.role.name, error)
+                continue
+            if beaten.orders:
+                process.role.obey(beaten.orders)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()

@@ -1,0 +1,149 @@
+"""Where jobs are performed: at most `concurrency` at once, in threads or on one event loop.
+
+Slots pull: whoever ends a job takes the next one from a plain queue, so a job costs no lock, no future and no wake-up.
+The right to perform is a token that goes with the job; where the next job is of the other kind, the token is passed on
+with it. So the total holds whatever the mix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from packhorse.job import Claim, Token
+from packhorse.outcome import Outcome
+from packhorse.runtime.perform import Performer
+
+
+class Slots:
+    def __init__(self, concurrency: int, performer: Performer, hand_in: Callable[[Outcome], None]) -> None:
+        self._concurrency = concurrency
+        self._performer = performer
+        self._hand_in = hand_in
+        self._waiting: deque[tuple[float, Claim]] = deque()
+        self._free = deque([None] * concurrency)
+        self._running: dict[bytes, tuple[Token, float]] = {}
+        self._coroutines: dict[Token, asyncio.Task[None]] = {}
+        self._inbox: SimpleQueue[Claim | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def put(self, claims: list[Claim]) -> None:
+        now = time.monotonic()
+        self._waiting.extend((now, claim) for claim in claims)
+        while self._waiting and self._take_token():
+            if (claim := self._next()) is not None:
+                self._give(claim)
+
+    def unstarted(self, older_than: float) -> list[Claim]:
+        """Take back claims that have waited so many seconds for a slot."""
+        limit = time.monotonic() - older_than
+        taken = []
+        while self._waiting:
+            try:
+                put_at, claim = self._waiting.popleft()
+            except IndexError:
+                break
+            if put_at > limit:
+                self._waiting.appendleft((put_at, claim))
+                break
+            taken.append(claim)
+        return taken
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def running_for(self, seconds: float) -> list[Token]:
+        """What has run at least so long."""
+        limit = time.monotonic() - seconds
+        return [token for token, began in self._running.copy().values() if began <= limit]
+
+    def cancel(self, token: Token, reason: str) -> None:
+        """Ask a job to end: before it begins, or at its next await."""
+        self._performer.cancelled[token] = reason
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel_coroutine, token)
+
+    def close(self) -> None:
+        """Let go of idle threads and the loop; what still runs is abandoned."""
+        for _ in self._threads:
+            self._inbox.put(None)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _take_token(self) -> bool:
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _next(self) -> Claim | None:
+        """The next waiting claim for the holder of a token; None where the token was given back."""
+        while True:
+            try:
+                return self._waiting.popleft()[1]
+            except IndexError:
+                self._free.append(None)
+                # A put may have come between the look and the giving back; whoever gets the token serves it.
+                if not self._waiting or not self._take_token():
+                    return None
+
+    def _give(self, claim: Claim) -> None:
+        if self._performer.is_coroutine(claim):
+            loop = self._loop or self._start_loop()
+            loop.call_soon_threadsafe(self._start_coroutine, loop, claim)
+            return
+        self._inbox.put(claim)
+        if len(self._threads) < self._concurrency:
+            thread = threading.Thread(target=self._thread, name=f"packhorse-slot-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _thread(self) -> None:
+        perform, running, is_coroutine = self._performer.in_thread, self._running, self._performer.is_coroutine
+        while (claim := self._inbox.get()) is not None:
+            while claim is not None:
+                running[claim.token.id] = claim.token, time.monotonic()
+                outcome = perform(claim)
+                del running[claim.token.id]
+                self._hand_in(outcome)
+                claim = self._next()
+                if claim is not None and is_coroutine(claim):
+                    self._give(claim)
+                    claim = None
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="packhorse-loop", daemon=True).start()
+        return self._loop
+
+    def _start_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
+        task = loop.create_task(self._perform_coroutines(claim))
+        self._coroutines[claim.token] = task  # the loop itself holds tasks only weakly
+
+    async def _perform_coroutines(self, claim: Claim) -> None:
+        task = self._coroutines[claim.token]
+        while True:
+            self._running[claim.token.id] = claim.token, time.monotonic()
+            outcome = await self._performer.in_loop(claim)
+            del self._running[claim.token.id], self._coroutines[claim.token]
+            self._hand_in(outcome)
+            following = self._next()
+            if following is None:
+                return
+            if not self._performer.is_coroutine(following):
+                self._give(following)
+                return
+            claim = following
+            self._coroutines[claim.token] = task
+            await asyncio.sleep(0)  # quick coroutines must not starve the others on the loop
+
+    def _cancel_coroutine(self, token: Token) -> None:
+        if (task := self._coroutines.get(token)) is not None:
+            task.cancel()

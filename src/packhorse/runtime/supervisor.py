@@ -1,0 +1,182 @@
+"""The supervisor: starts the others as fresh processes, beats for them, replaces the dead, stops them in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+
+from packhorse.app import Packhorse
+from packhorse.clock import length
+from packhorse.errors import StoreError
+from packhorse.failpoints import failpoint
+from packhorse.ids import new_id
+from packhorse.runtime.child import Plan, encode_order
+from packhorse.runtime.orphans import judge_orphans
+from packhorse.runtime.wakeup import Wake
+from packhorse.stores.contract import ProcessInfo
+
+log = logging.getLogger("packhorse.supervisor")
+
+RESTART_CAP = 30.0
+STEADY = 60.0  # a child that lived this long starts again with no delay
+
+
+@dataclass
+class Child:
+    plan: Plan
+    supervisor: bytes
+    id: bytes = field(default_factory=new_id)
+    failures: int = 0
+
+    def __post_init__(self) -> None:
+        self.started_at = time.monotonic()
+        self.process = subprocess.Popen(self.plan.command(self.id, self.supervisor), stdin=subprocess.PIPE)
+        log.info("started %s with pid %d", self.plan.role, self.process.pid)
+        failpoint("supervisor.after_start")
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def cause(self) -> str:
+        """How it ended, as the end of a sentence about it."""
+        status = self.process.returncode
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"exited with status {status}"
+
+    def tell(self, line: bytes) -> None:
+        try:
+            assert self.process.stdin is not None
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+        except OSError:
+            log.debug("child %d no longer listens", self.process.pid)
+
+
+class Supervisor:
+    def __init__(self, app: Packhorse, plans: Iterable[Plan]) -> None:
+        self._app = app
+        self._plans = list(plans)
+        self._id = new_id()
+        self._wake = Wake()
+        self._children: list[Child] = []
+        self._due: list[tuple[float, Plan, int]] = []
+        self._beat_at = 0.0
+        self._stopping = False
+        self._at_once = False
+
+    def run(self) -> int:
+        """Until a signal, or until the workers have done their part; the exit status."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGQUIT, self._on_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
+        info = ProcessInfo(self._id, "supervisor", socket.gethostname(), os.getpid())
+        self._app.store.enroll(info, length(self._app.settings.lease))
+        self._children = [Child(plan, self._id) for plan in self._plans]
+        while not self._stopping:
+            self._turn()
+            self._wake.wait(self._pause())
+        self._stop()
+        return 0
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._at_once = self._at_once or number == signal.SIGQUIT or (number == signal.SIGINT and self._stopping)
+        self._stopping = True
+        self._wake.set()
+
+    def _turn(self) -> None:
+        self._beat()
+        for child in [child for child in self._children if child.ended]:
+            self._children.remove(child)
+            self._bury(child)
+        for due in [due for due in self._due if due[0] <= time.monotonic()]:
+            self._due.remove(due)
+            self._children.append(Child(due[1], self._id, failures=due[2]))
+        working = [plan.role for plan in self._plans_in_hand()]
+        if "worker" not in working:
+            self._stopping = True
+
+    def _plans_in_hand(self) -> list[Plan]:
+        return [child.plan for child in self._children] + [plan for _, plan, _ in self._due]
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        moments = [self._beat_at, *(due[0] for due in self._due)]
+        return max(0.0, min(moments) - now) if not self._stopping else 0.0
+
+    def _beat(self) -> None:
+        if time.monotonic() < self._beat_at:
+            return
+        self._beat_at = time.monotonic() + self._app.settings.heartbeat
+        try:
+            beaten = self._app.store.beat([self._id, *(child.id for child in self._children)])
+        except StoreError as error:
+            log.warning("the supervisor could not beat: %s", error)
+            return
+        for order in beaten.orders:
+            for child in self._children:
+                if child.id == order.token.process:
+                    child.tell(encode_order(order))
+
+    def _bury(self, child: Child) -> None:
+        """A child has ended. If it was not its own wish, its jobs get a verdict now and a new one takes its place."""
+        if child.process.returncode == 0:
+            log.info("%s with pid %d has done its part", child.plan.role, child.process.pid)
+            return
+        log.error("%s with pid %d %s", child.plan.role, child.process.pid, child.cause)
+        self._judge(child)
+        lived = time.monotonic() - child.started_at
+        failures = 0 if lived > STEADY else child.failures + 1
+        delay = 0.0 if failures <= 1 else min(RESTART_CAP, 2.0 ** (failures - 2))
+        self._due.append((time.monotonic() + delay, child.plan, failures))
+
+    def _judge(self, child: Child) -> None:
+        try:
+            judge_orphans(self._app, self._id, {child.id: child.cause})
+        except StoreError as error:
+            log.warning("the dead child's jobs wait for the end of its lease: %s", error)
+
+    def _stop(self) -> None:
+        """Workers first, so that nothing is left to do when the dispatcher goes."""
+        failpoint("supervisor.before_stop")
+        workers = [child for child in self._children if child.plan.role == "worker"]
+        others = [child for child in self._children if child.plan.role != "worker"]
+        self._stop_children(workers)
+        self._stop_children(others)
+        try:
+            self._app.store.leave(self._id)
+        except StoreError as error:
+            log.warning("the supervisor could not sign off: %s", error)
+
+    def _stop_children(self, children: list[Child]) -> None:
+        for child in children:
+            child.process.terminate()
+        deadline = time.monotonic() + self._app.settings.shutdown_timeout + 1
+        while not all(child.ended for child in children):
+            if self._at_once or time.monotonic() > deadline:
+                for child in children:
+                    child.process.kill()
+                    child.process.wait()
+                break
+            self._beat()
+            self._wake.wait(min(max(0.0, self._beat_at - time.monotonic()), 0.5))
+        for child in children:
+            if child.process.returncode != 0:
+                self._hand_back(child)
+
+    def _hand_back(self, child: Child) -> None:
+        """It stopped because we asked, and it is gone for certain: what it held goes back unspent."""
+        try:
+            self._app.store.leave(child.id)
+        except StoreError as error:
+            log.warning("the jobs of pid %d wait for the end of its lease: %s", child.process.pid, error)

@@ -1,0 +1,209 @@
+"""The worker: one exchange per turn. Batches form by themselves: what ends during one exchange goes into the next."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Sequence
+
+from packhorse.app import Packhorse
+from packhorse.clock import SECOND
+from packhorse.errors import StoreDataError
+from packhorse.failpoints import failpoint
+from packhorse.ids import to_text
+from packhorse.job import Claim, Token
+from packhorse.outcome import Outcome, bare, expire, release
+from packhorse.queues import Selected
+from packhorse.runtime.perform import Performer
+from packhorse.runtime.process import Process
+from packhorse.runtime.slots import Slots
+from packhorse.runtime.wakeup import Watcher
+from packhorse.stores.contract import EXCHANGE_BYTES, EXCHANGE_JOBS, Exchanged, Order
+
+log = logging.getLogger("packhorse.worker")
+
+AHEAD = 0.02  # seconds of work that a worker claims beyond its free slots
+PATIENCE = 0.1  # seconds after which a claim that found no slot goes back
+LONG = 0.05  # seconds after which a look-ahead claim that began is worth telling the store
+
+
+class Worker:
+    name = "worker"
+
+    def __init__(
+        self,
+        app: Packhorse,
+        queues: Selected,
+        concurrency: int,
+        *,
+        burst: bool = False,
+        max_jobs: int | None = None,
+    ) -> None:
+        self.queues = ",".join(map(str, queues))
+        self._app = app
+        self._selected = queues
+        self._concurrency = concurrency
+        self._burst = burst
+        self._jobs_left = max_jobs
+        self._performer = Performer(app)
+        self._slots = Slots(concurrency, self._performer, self._hand_in)
+        self._ended: deque[Outcome] = deque()
+        self._held: dict[bytes, Token] = {}
+        self._unannounced: set[bytes] = set()
+        self._pace = 1.0
+        self._quiet = False
+        self._in_doubt = False
+        self._watcher: Watcher | None = None
+
+    def begin(self, process: Process) -> None:
+        self._process = process
+        if self._watcher is None:
+            patience = self._app.settings.polling_interval
+            self._watcher = Watcher(self._app.store, self._selected, process.wake.set, patience)
+
+    def turn(self) -> float:
+        if self._in_doubt:
+            self._resolve_doubt()
+        for claim in self._slots.unstarted(older_than=0 if self._quiet else PATIENCE):
+            failpoint("worker.release")
+            self._ended.append(release(claim.token))
+        outcomes = self._collect()
+        busy = len(self._held) - len(outcomes)
+        room = self._room(busy, bool(outcomes))
+        starting = max(0, min(room, self._concurrency - busy))
+        reply = self._exchange(outcomes, room, starting)
+        self._hand_out(reply, starting)
+        return self._rest(room, reply)
+
+    def obey(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            self._slots.cancel(order.token, order.reason)
+
+    def quiet(self) -> None:
+        self._quiet = True
+
+    @property
+    def drained(self) -> bool:
+        return not self._held and not self._ended
+
+    def end(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+        self._slots.close()
+
+    def _hand_in(self, outcome: Outcome) -> None:
+        """Called by the slots."""
+        self._ended.append(outcome)
+        self._process.wake.set()
+
+    def _collect(self) -> list[Outcome]:
+        """What ended, within the bounds of one exchange."""
+        batch: list[Outcome] = []
+        size = 0
+        while self._ended and len(batch) < EXCHANGE_JOBS:
+            size += self._ended[0].size
+            if batch and size > EXCHANGE_BYTES:
+                break
+            batch.append(self._ended.popleft())
+        self._measure(batch)
+        return batch
+
+    def _measure(self, outcomes: list[Outcome]) -> None:
+        """Keep the mean length of a job. Slower is believed sooner than faster, so that slow jobs are not hoarded."""
+        durations = [outcome.duration for outcome in outcomes if outcome.duration is not None]
+        if durations:
+            mean = max(1e-6, sum(durations) / len(durations) / SECOND)
+            self._pace = (self._pace + mean) / 2 if mean > self._pace else (self._pace * mean) ** 0.5
+
+    def _room(self, busy: int, something_ended: bool) -> int:
+        """How many jobs to ask for: the free slots, and what will start within AHEAD at the pace of late."""
+        free = self._concurrency - busy
+        if self._quiet or (free <= 0 and not something_ended):
+            return 0
+        ahead = min(self._app.settings.lookahead, int(self._concurrency * AHEAD / self._pace))
+        room = min(free + ahead, EXCHANGE_JOBS)
+        if self._jobs_left is not None:
+            room = min(room, self._jobs_left - busy)
+        return max(0, room)
+
+    def _exchange(self, outcomes: list[Outcome], room: int, starting: int) -> Exchanged:
+        failpoint("worker.before_exchange")
+        started = [token for token in self._slots.running_for(LONG) if token.id in self._unannounced]
+        store, process = self._app.store, self._process.id
+        try:
+            reply = store.exchange(
+                process, new_nonce(), outcomes, self._selected, room, starting=starting, started=started
+            )
+        except StoreDataError as error:
+            reply = self._write_apart(outcomes, error)
+        except BaseException:
+            self._ended.extendleft(reversed(outcomes))
+            self._in_doubt = True
+            raise
+        failpoint("worker.after_exchange")
+        self._unannounced.difference_update(token.id for token in started)
+        for outcome in outcomes:
+            self._held.pop(outcome.token.id, None)
+            self._unannounced.discard(outcome.token.id)
+            if self._jobs_left is not None:
+                self._jobs_left -= outcome.spent
+        for token in reply.refused:
+            log.warning("job %s had moved on; what this worker made of it was refused", to_text(token.id))
+        if not reply.alive:
+            self._process.enroll_anew()
+        return reply
+
+    def _write_apart(self, outcomes: list[Outcome], error: StoreDataError) -> Exchanged:
+        """Some value the store will never take: halve the batch until it stands alone, then write that one bare."""
+        store, process = self._app.store, self._process.id
+        if len(outcomes) == 1:
+            log.error("job %s: its outcome is stored bare: %s", to_text(outcomes[0].token.id), error)
+            return store.exchange(process, new_nonce(), [bare(outcomes[0], error)], self._selected, 0)
+        middle = len(outcomes) // 2
+        refused: list[Token] = []
+        for half in (outcomes[:middle], outcomes[middle:]):
+            try:
+                reply = store.exchange(process, new_nonce(), half, self._selected, 0)
+            except StoreDataError as again:
+                reply = self._write_apart(half, again)
+            refused += reply.refused
+        return reply._replace(refused=refused)
+
+    def _resolve_doubt(self) -> None:
+        """After a failed exchange: what the store gave us but never told us goes back, unspent."""
+        for token in self._app.store.held(self._process.id):
+            if self._held.get(token.id) != token:
+                self._ended.append(release(token))
+        self._in_doubt = False
+
+    def _hand_out(self, reply: Exchanged, starting: int) -> None:
+        if not reply.claims:
+            return
+        failpoint("worker.claimed")
+        fresh: list[Claim] = []
+        for claim in reply.claims:
+            self._held[claim.token.id] = claim.token
+            if claim.expires_at is not None and claim.expires_at <= reply.now:
+                self._ended.append(expire(claim.token))
+            else:
+                fresh.append(claim)
+        self._unannounced.update(claim.token.id for claim in fresh[starting:])
+        self._slots.put(fresh)
+
+    def _rest(self, room: int, reply: Exchanged) -> float:
+        if self._ended:
+            return 0
+        if not self._held and not self._quiet and self._finished_its_part(reply):
+            self._process.stop()
+            return 0
+        if self._watcher is not None and len(self._held) < self._concurrency and not self._quiet:
+            self._watcher.arm()
+        return PATIENCE if self._slots.waiting else self._app.settings.polling_interval
+
+    def _finished_its_part(self, reply: Exchanged) -> bool:
+        return (self._burst and not reply.claims) or (self._jobs_left is not None and self._jobs_left <= 0)
+
+
+def new_nonce() -> int:
+    return secrets.randbits(63)
