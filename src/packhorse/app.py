@@ -32,8 +32,12 @@ DEFAULT_STORE = "sqlite:///packhorse.db"
 
 
 class TaskDecorator(Protocol):
+    # The overlap is meant, here and below: a coroutine function is also a function that returns a coroutine. It comes
+    # first, so that its result type is what it returns once awaited.
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> CoroutineTask[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
@@ -54,9 +58,10 @@ class Packhorse:
         self.control = Control(self)
         self.inspection = Inspection(self)
 
-    # Coroutine functions come first: they match the second overload too, which would lose their result type.
     @overload
-    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> CoroutineTask[P, R]: ...
+    def task(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload

@@ -25,8 +25,9 @@ def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple
     for place, value in enumerate(args):
         check.value(value, f"argument {names[place]!r}" if place < len(names) else f"argument number {place + 1}")
     for name, value in kwargs.items():
+        check.text(name, f"argument {name!r}")
         check.value(value, f"argument {name!r}")
-    return _bounded(_dump({"v": VERSION, "a": args, "k": kwargs}), "The arguments")
+    return _bounded(_dump({"v": VERSION, "a": args, "k": kwargs}), "The arguments take")
 
 
 def decode_arguments(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
@@ -45,7 +46,7 @@ def encode_result(value: Any) -> bytes | None:
     if value is None:
         return None
     _Checker().value(value, "the result")
-    return _bounded(_dump(value), "The result")
+    return _bounded(_dump(value), "The result takes")
 
 
 def decode_result(data: bytes | None) -> Any:
@@ -62,7 +63,7 @@ def _dump(value: Any) -> bytes:
 def _bounded(data: bytes, what: str) -> bytes:
     if len(data) > SIZE_CAP:
         raise PayloadError(
-            f"{what} take {len(data):,} bytes, more than the {SIZE_CAP:,} a job may carry. "
+            f"{what} {len(data):,} bytes, more than the {SIZE_CAP:,} a job may carry. "
             "Store the data elsewhere and pass a reference to it."
         )
     return data
@@ -86,7 +87,7 @@ class _Checker:
     def value(self, value: Any, path: str, depth: int = 0) -> None:
         kind = type(value)
         if kind is str:
-            self._text(value, path)
+            self.text(value, path)
         elif kind is float:
             if not math.isfinite(value):
                 raise PayloadError(f"Cannot store {path}: {value} is not a finite number. Pass None or a text instead.")
@@ -111,10 +112,10 @@ class _Checker:
         for key, item in value.items():
             if type(key) is not str:
                 raise PayloadError(f"Cannot store {path}: the key {key!r} is not a text. Use text keys only.")
-            self._text(key, path)
+            self.text(key, path)
             self.value(item, f"{path}[{key!r}]", depth + 1)
 
-    def _text(self, text: str, path: str) -> None:
+    def text(self, text: str, path: str) -> None:
         if "\0" in text:
             raise PayloadError(f"Cannot store {path}: the text contains a NUL character. Remove it.")
         if not text.isascii():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
@@ -42,8 +43,14 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("heartbeat", "lease", "shutdown_timeout", "polling_interval"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            if not _is_length(value):
                 raise ConfigError(f"{name} must be a number of seconds from 0 on, not {value!r}.")
+            if value == 0 and name in ("heartbeat", "polling_interval"):
+                raise ConfigError(f"{name} must be more than 0 seconds: it is the pause between two looks.")
+        for name in ("keep_succeeded", "keep_failed", "keep_cancelled"):
+            value = getattr(self, name)
+            if value is not None and not _is_length(value):
+                raise ConfigError(f"{name} must be a number of seconds from 0 on, or None for good, not {value!r}.")
         if self.lease < 4 * self.heartbeat:
             raise ConfigError(
                 f"lease={self.lease:g} is too short for heartbeat={self.heartbeat:g}: a lease must outlast four beats. "
@@ -62,3 +69,7 @@ class Settings:
     def retention(self) -> Retention:
         kept = (self.keep_succeeded, self.keep_failed, self.keep_cancelled)
         return Retention(*(None if seconds is None else length(seconds) for seconds in kept))
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from packhorse import codec
 from packhorse.errors import JobCancelled, JobFailed, JobNotFound, NotFinished, ResultUnavailable
@@ -64,7 +64,7 @@ class JobHandle(Generic[R_co]):
         left = WAIT_SLICE if deadline is None else min(WAIT_SLICE, max(0.0, deadline - time.monotonic()))
         return bool(self._app.store.wait_jobs([self._raw_id], left))
 
-    def _outcome(self) -> Any:
+    def _outcome(self) -> R_co:
         job = self.look()
         match job.state:
             case JobState.FAILED:
@@ -73,7 +73,8 @@ class JobHandle(Generic[R_co]):
                 raise JobCancelled(self.id, job.reason)
         if job.result_error is not None:
             raise ResultUnavailable(self.id, job.result_error)
-        return codec.decode_result(job.result)
+        value: R_co = codec.decode_result(job.result)
+        return value
 
     def cancel(self, reason: str = "cancelled") -> bool:
         """End it before it runs, or ask the worker that performs it; False where it has finished already."""

@@ -54,7 +54,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, kind: FailureKind, *, skip_frames: int = 0) -> Failure:
-        return cls(kind, _class_path(type(error)), _message(error), _traceback(error, skip_frames))
+        return cls(kind, _class_path(type(error)), message_of(error), _traceback(error, skip_frames))
 
     def encode(self) -> bytes:
         return json.dumps([self.kind, self.type, self.message, self.traceback], separators=(",", ":")).encode()
@@ -69,10 +69,11 @@ def _class_path(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """Its text as any store can take it."""
     try:
         return _storable(str(error), MESSAGE_CAP)
-    except Exception as broken:  # the error's own __str__ may raise anything
+    except BaseException as broken:  # the error's own __str__ may raise anything
         return f"<no message: {type(broken).__name__} while asking for it>"
 
 
@@ -83,7 +84,7 @@ def _traceback(error: BaseException, skip_frames: int) -> str:
     try:
         lines = traceback.TracebackException(type(error), error, frames, limit=-100, compact=True).format()
         return _storable("".join(lines), TRACEBACK_CAP)
-    except Exception as broken:
+    except BaseException as broken:
         return f"<no traceback: {type(broken).__name__} while formatting it>"
 
 
@@ -105,7 +106,7 @@ class Token(NamedTuple):
 
 
 class NewJob(NamedTuple):
-    """What `insert` takes. `delay` and `lifetime` are counted from the store's clock, `run_at` and `expires_at` fixed."""
+    """What `insert` takes. `run_at` and `expires_at` are moments, `delay` and `lifetime` count from the store's now."""
 
     id: bytes
     task: str

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from packhorse.clock import length
 from packhorse.errors import Cancel, ProcessExitError, ProcessPrunedError, Retry, Snooze, TaskError
-from packhorse.job import Claim, Failure, FailureKind, JobState, Token
+from packhorse.job import Claim, Failure, FailureKind, JobState, Token, message_of
 from packhorse.retry import RetryPolicy
 
 MAX_LOSSES = 3
@@ -67,7 +67,7 @@ def decide(
             delay = max(0, length(error.after))
             return Outcome(token, JobState.SCHEDULED, spent=False, delay=delay, duration=duration)
         case Cancel():
-            return Outcome(token, JobState.CANCELLED, duration=duration, reason=error.reason)
+            return Outcome(token, JobState.CANCELLED, duration=duration, reason=message_of(error))
         case Retry():
             wait = None if policy.exhausted(attempt) else _asked_wait(error, policy, attempt)
         case _:

@@ -25,8 +25,10 @@ class Exponential:
     draw: Callable[[], float] = random.random
 
     def __call__(self, attempt: int, error: BaseException) -> float:
-        # The exponent is bounded so that attempt ten thousand of an unlimited task is no overflow.
-        wait = min(self.cap, self.base * self.factor ** min(attempt - 1, 200))
+        try:
+            wait = min(self.cap, self.base * self.factor ** (attempt - 1))
+        except OverflowError:  # attempt ten thousand of an unlimited task
+            wait = self.cap
         return wait * (1 + self.jitter * self.draw())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 TAGS_CAP = 16
+SHAPES_CAP = 1_000
 
 
 class Using(TypedDict, total=False):
@@ -76,6 +78,8 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, datetime | timedelta | int | float | None):
                 raise ConfigError(f"{name} must be a datetime, a timedelta or a number of seconds, not {value!r}.")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{name} must be a finite number of seconds, not {value!r}.")
             if isinstance(value, datetime) and value.tzinfo is None:
                 raise ConfigError(f"{name}={value} has no time zone. Use an aware datetime, or a timedelta.")
         if self.share is not None:
@@ -139,17 +143,27 @@ class BaseTask(Generic[P, R_co]):
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self._signature = inspect.signature(function)
         self._names = tuple(self._signature.parameters)
+        self._shapes: set[tuple[object, ...]] = set()
         self.__name__ = getattr(function, "__name__", name)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """The task with arguments, to be enqueued later or with others."""
+        self._check_shape(args, kwargs)
+        return Call(self, codec.encode_arguments(args, kwargs, self._names))
+
+    def _check_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Whether arguments fit depends on their number and names alone, so each shape is tried once.
+        shape = (len(args), *kwargs)
+        if shape in self._shapes:
+            return
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}() cannot be called like this: {error}") from None
-        return Call(self, codec.encode_arguments(args, kwargs, self._names))
+        if len(self._shapes) < SHAPES_CAP:
+            self._shapes.add(shape)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         return self.app.enqueue(self.call(*args, **kwargs))

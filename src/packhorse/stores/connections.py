@@ -8,12 +8,13 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreUnavailable, StoreUnsafe
 
 DEADLINE = 5.0
+CHECKPOINT_PAGES = 4_000
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "9p", "fuse.sshfs"}
 
 # Handles that a fork brought along. SQLite forbids touching them in the child, also closing them.
@@ -26,52 +27,89 @@ class Connection:
     def __init__(self, path: Path, synchronous: str) -> None:
         self.lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            with self.locked():
-                self.sqlite = sqlite3.connect(
-                    path, timeout=DEADLINE, isolation_level=None, check_same_thread=False, cached_statements=512
-                )
-                self.sqlite.execute("pragma journal_mode = wal")
-                self.sqlite.execute(f"pragma synchronous = {synchronous}")
-                self.sqlite.execute("pragma cache_size = -16384")
-                self.sqlite.execute("pragma journal_size_limit = 67108864")
+            self.acquire()
+            self.sqlite = sqlite3.connect(
+                path, timeout=DEADLINE, isolation_level=None, check_same_thread=False, cached_statements=512
+            )
+            self.sqlite.execute("pragma journal_mode = wal")
+            self.sqlite.execute(f"pragma synchronous = {synchronous}")
+            self.sqlite.execute("pragma cache_size = -16384")
+            self.sqlite.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            self.sqlite.execute("pragma journal_size_limit = 67108864")
+            self.release()
         except BaseException:
             os.close(self.lock)
             raise
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Everything that writes or checkpoints happens in here, one at a time among all processes.
+    def acquire(self) -> None:
+        """Everything that writes or checkpoints happens under this lock, one at a time among all processes.
 
         The queue is ours because SQLite's own busy handler sleeps up to 100 ms between tries, and because a checkpoint
         beside a commit is what the WAL-reset bug of SQLite before 3.51.3 needs (docs/decisions/0002).
         """
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._queue_up()
+
+    def _queue_up(self) -> None:
         deadline = time.monotonic() + DEADLINE
         pause = 0.000_05
-        while True:
-            try:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StoreUnavailable(
-                        f"Another process has been writing to the database for {DEADLINE:g} s. Try again; if it lasts, "
-                        "look for a stopped process that holds it."
-                    ) from None
+        while time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.001)
-        try:
-            yield
-        finally:
-            fcntl.flock(self.lock, fcntl.LOCK_UN)
+            try:
+                return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+        raise StoreUnavailable(
+            f"Another process has been writing to the database for {DEADLINE:g} s. Try again; if it lasts, "
+            "look for a stopped process that holds it."
+        )
+
+    def release(self) -> None:
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        # The last connection to close checkpoints, hence the lock.
-        try:
-            with self.locked():
-                self.sqlite.close()
-        except StoreUnavailable:
-            self.sqlite.close()
+        # The last connection to close checkpoints, hence the lock; closing the lock's handle lets go of it.
+        with suppress(StoreUnavailable):
+            self.acquire()
+        self.sqlite.close()
         os.close(self.lock)
+
+
+class Transaction:
+    """All or nothing, and nobody else writes meanwhile. A class, because every enqueue passes through it."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._connection = connections.take()
+
+    def __enter__(self) -> sqlite3.Connection:
+        connection = self._connection
+        try:
+            connection.acquire()
+            connection.sqlite.execute("begin immediate")
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return connection.sqlite
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        connection = self._connection
+        if error is not None:
+            return self._fail(error)
+        try:
+            connection.sqlite.execute("commit")
+        except BaseException as failed:
+            self._fail(failed)
+            raise
+        connection.release()
+        return self._connections.give_back(connection)
+
+    def _fail(self, error: BaseException) -> None:
+        self._connection.close()  # rolls back
+        raise_translated(error)
 
 
 class Connections:
@@ -89,31 +127,16 @@ class Connections:
         """For reading, each statement by itself."""
         connection = self.take()
         try:
-            with translated():
-                yield connection.sqlite
-        except BaseException:
+            yield connection.sqlite
+        except BaseException as error:
             connection.close()
+            raise_translated(error)
             raise
         self.give_back(connection)
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """For writing: all or nothing, and nobody else writes meanwhile."""
-        connection = self.take()
-        try:
-            with connection.locked(), translated():
-                connection.sqlite.execute("begin immediate")
-                try:
-                    yield connection.sqlite
-                    connection.sqlite.execute("commit")
-                except BaseException:
-                    if connection.sqlite.in_transaction:
-                        connection.sqlite.execute("rollback")
-                    raise
-        except BaseException:
-            connection.close()
-            raise
-        self.give_back(connection)
+    def transaction(self) -> Transaction:
+        """For writing."""
+        return Transaction(self)
 
     def give_back(self, connection: Connection) -> None:
         self._idle.append(connection)
@@ -131,8 +154,11 @@ class Connections:
         try:
             return self._idle.pop()
         except IndexError:
-            with translated():
+            try:
                 return Connection(self.path, self._synchronous)
+            except sqlite3.Error as error:
+                raise_translated(error)
+                raise
 
     def _check_place(self) -> None:
         """The file of this path must still be the one we opened: a replaced file would swallow jobs silently."""
@@ -176,7 +202,7 @@ def prepare_place(path: Path) -> None:
         owner = path.stat().st_uid
         if owner not in (os.geteuid(), 0) and os.geteuid() != 0:
             raise StoreUnsafe(
-                f"The database {path} belongs to another user (uid {owner}). Run as that user, or use a file of your own."
+                f"The database {path} belongs to another user (uid {owner}). Run as that user, or use your own file."
             ) from None
         if not os.access(path, os.R_OK | os.W_OK):
             raise StoreUnsafe(f"The database {path} cannot be read and written by this user. Check its mode.") from None
@@ -203,23 +229,21 @@ def _file_system(folder: Path) -> str:
     return kind
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """SQLite's errors in the words of the contract."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        text = str(error)
-        if "no such table" in text or "no such column" in text:
-            raise SchemaError(f"{text}: the database has no (or an older) schema. Run `packhorse migrate`.") from error
-        if "full" in text:
+def raise_translated(error: BaseException) -> None:
+    """Say SQLite's errors in the words of the contract; others are left to the caller."""
+    text = str(error)
+    match error:
+        case sqlite3.OperationalError() if "no such table" in text or "no such column" in text:
+            why = f"{text}: the database has no schema, or an older one. Run `packhorse migrate`."
+            raise SchemaError(why) from error
+        case sqlite3.OperationalError() if "full" in text:
             raise StoreUnavailable("The disk is full: nothing was written. Free some space.") from error
-        if "locked" in text or "busy" in text:
-            raise StoreUnavailable(
-                f"A program outside Packhorse has kept the database locked for {DEADLINE:g} s. Find and end it."
-            ) from error
-        raise StoreUnavailable(f"SQLite: {text}. Check the disk and the file's mode.") from error
-    except (sqlite3.DataError, sqlite3.InterfaceError, OverflowError, UnicodeEncodeError) as error:
-        raise StoreDataError(f"SQLite cannot store this value: {error}") from error
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"SQLite: {error}. If the file is damaged, restore it from a backup.") from error
+        case sqlite3.OperationalError() if "locked" in text or "busy" in text:
+            why = f"A program outside Packhorse has kept the database locked for {DEADLINE:g} s. Find and end it."
+            raise StoreUnavailable(why) from error
+        case sqlite3.OperationalError():
+            raise StoreUnavailable(f"SQLite: {text}. Check the disk and the file's mode.") from error
+        case sqlite3.DataError() | sqlite3.InterfaceError() | OverflowError() | UnicodeEncodeError():
+            raise StoreDataError(f"SQLite cannot store this value: {text}") from error
+        case sqlite3.DatabaseError():
+            raise StoreError(f"SQLite: {text}. If the file is damaged, restore it from a backup.") from error

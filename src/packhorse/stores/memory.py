@@ -263,7 +263,7 @@ class MemoryStore(Store):
                 return []
             ticks = self.clock.ticks()
             gone = {id for id, process in self._processes.items() if process.lease_until <= ticks} | set(dead)
-            orphans = []
+            orphans: list[Orphan] = []
             for job in sorted(self._jobs.values(), key=lambda job: job.new.id):
                 if job.token is None or len(orphans) == limit:
                     continue
@@ -283,9 +283,9 @@ class MemoryStore(Store):
             now = self.clock.now()
             old = []
             for job in self._jobs.values():
-                if job.finished_at is not None and (kept := retention.of(job.state)) is not None:
-                    if job.finished_at + kept <= now:
-                        old.append(job)
+                kept = retention.of(job.state) if job.state.finished else None
+                if kept is not None and job.finished_at is not None and job.finished_at + kept <= now:
+                    old.append(job)
             old.sort(key=lambda job: job.finished_at or 0)
             for job in old[:limit]:
                 del self._jobs[job.new.id]

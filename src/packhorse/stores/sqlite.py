@@ -47,20 +47,20 @@ from packhorse.stores.contract import (
     stranger,
 )
 from packhorse.stores.migrate import steps
+from packhorse.stores.sqlite_watch import SQLiteWatch
 
 STATES = list(JobState)
 CODE = {state: number for number, state in enumerate(STATES, 1)}
 SCHEDULED, WAITING, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED = range(1, 8)
-WATCH_INTERVAL = 0.004
 LAST_KEY = (1_000, 0, b"")  # behind every job of a queue
 
 INSERT_JOB = (
     "insert into job (id, state, queue, rank, order_key, run_at, expires_at, share) values {values} "
     "on conflict (id) do nothing"
 )
-INSERT_PAYLOAD = "insert into payload (id, task, body, created_at, tags) values {values}"
+INSERT_PAYLOAD = "insert into payload (id, task, body, created_at, tags) values {values} on conflict (id) do nothing"
+# The text must begin with its verb: for `with … update` Python's sqlite3 counts no rows.
 FINISH = """
-    with ended (process, nonce, id, epoch, state, spent, lost, order_key, run_at, duration) as (values {values})
     update job set
         state       = ended.state,
         attempts    = attempts + ended.spent,
@@ -71,7 +71,11 @@ FINISH = """
         started_at  = ? - ended.duration,
         finished_at = case when ended.state > 4 then ? end,
         asked       = null
-    from ended
+    from (
+        select column1 as process, column2 as nonce, column3 as id, column4 as epoch, column5 as state,
+               column6 as spent, column7 as lost, column8 as order_key, column9 as run_at, column10 as duration
+        from (values {values})
+    ) as ended
     where job.id = ended.id and job.state = 4
       and job.process = ended.process and job.nonce = ended.nonce and job.epoch = ended.epoch
 """
@@ -141,32 +145,14 @@ class SQLiteStore(Store):
         failpoint("insert.before_write")
         with self._connections.transaction() as c:
             now = self.clock.now()
-            jobs_in = self._insert_new(c, jobs, now)
-            _batched(c, INSERT_PAYLOAD, [_wide_row(job, now) for job in jobs_in])
-            if tags := [(name, job.id) for job in jobs_in for name in job.tags]:
-                c.executemany("insert or ignore into tag (name, id) values (?, ?)", tags)
+            # An insert may be repeated, in part too: what is there already stays as it is.
+            _batched(c, INSERT_JOB, [_narrow_row(job, now) for job in jobs])
+            _batched(c, INSERT_PAYLOAD, [_wide_row(job, now) for job in jobs])
+            if tags := [(name, job.id) for job in jobs for name in job.tags]:
+                c.executemany("insert into tag (name, id) values (?, ?) on conflict do nothing", tags)
             failpoint("insert.before_commit")
         failpoint("insert.after_commit")
         return [job.id for job in jobs]
-
-    def _insert_new(self, c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> Sequence[NewJob]:
-        """Write the narrow rows of the jobs whose id is not there yet; an insert may be repeated."""
-        c.execute("savepoint inserting")
-        if _batched(c, INSERT_JOB, [self._narrow_row(job, now) for job in jobs]) < len(jobs):
-            c.execute("rollback to inserting")
-            fresh = {job.id: job for job in reversed(jobs)}
-            known = {id for id in fresh if c.execute("select 1 from job where id = ?", (id,)).fetchone()}
-            jobs = [job for id, job in reversed(fresh.items()) if id not in known]
-            _batched(c, INSERT_JOB, [self._narrow_row(job, now) for job in jobs])
-        c.execute("release inserting")
-        return jobs
-
-    def _narrow_row(self, job: NewJob, now: int) -> tuple[Any, ...]:
-        run_at = now + job.delay if job.delay is not None else job.run_at
-        expires_at = now + job.lifetime if job.lifetime is not None else job.expires_at
-        if run_at is None or run_at <= now:
-            return (job.id, READY, job.queue, -job.priority, now, run_at, expires_at, job.share)
-        return (job.id, SCHEDULED, job.queue, -job.priority, run_at, run_at, expires_at, job.share)
 
     def exchange(
         self,
@@ -516,7 +502,7 @@ class SQLiteStore(Store):
 
     def watch(self, queues: Selected) -> Watch:
         self._ensure_schema()
-        return _SQLiteWatch(self._connections)
+        return SQLiteWatch(self._connections)
 
     def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
         watch = self.watch(())
@@ -545,7 +531,7 @@ class SQLiteStore(Store):
             done = {number for (number,) in c.execute("select number from packhorse_schema")}
             if unknown := done - {step.number for step in known}:
                 raise SchemaError(
-                    f"The database has schema {max(unknown)}, this Packhorse knows {known[-1].number}. Upgrade Packhorse."
+                    f"The database has schema {max(unknown)}, but this Packhorse knows {known[-1].number}. Upgrade it."
                 )
             missing = [step for step in known if step.number not in done]
             for step in missing:
@@ -570,37 +556,6 @@ class SQLiteStore(Store):
                 self._migrated = True
 
 
-class _SQLiteWatch(Watch):
-    """Looks at SQLite's own counter of other connections' commits, every few milliseconds."""
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._connection = connections.take()
-        self._woken = threading.Event()
-        self._seen = self._version()
-
-    def _version(self) -> int:
-        return int(self._connection.sqlite.execute("pragma data_version").fetchone()[0])
-
-    def wait(self, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while True:
-            version = self._version()
-            if version != self._seen:
-                self._seen = version
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0 or self._woken.wait(min(left, WATCH_INTERVAL)):
-                self._woken.clear()
-                return False
-
-    def wake(self) -> None:
-        self._woken.set()
-
-    def close(self) -> None:
-        self._connections.give_back(self._connection)
-
-
 def _parse(url: str) -> tuple[Path, dict[str, str]]:
     parts = urlsplit(url)
     if parts.netloc:
@@ -621,16 +576,16 @@ def _parse(url: str) -> tuple[Path, dict[str, str]]:
 _SIZES = (256, 64, 16, 4, 1)
 
 
-def _batched(c: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...]], *rest: Any) -> int:
+def _batched(c: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...]], *first: Any) -> int:
     """Run a statement over rows in few large steps, so that few texts are ever prepared; rows changed in all.
 
-    `rest` are the parameters behind the rows.
+    `first` are the parameters before the rows.
     """
     changed = start = 0
     for size in _SIZES:
         while len(rows) - start >= size:
             text = _prepared(statement, size, len(rows[0]))
-            changed += c.execute(text, [*chain.from_iterable(rows[start : start + size]), *rest]).rowcount
+            changed += c.execute(text, [*first, *chain.from_iterable(rows[start : start + size])]).rowcount
             start += size
     return changed
 
@@ -644,6 +599,14 @@ def _prepared(statement: str, size: int, width: int) -> str:
         row = "(" + ", ".join("?" * width) + ")"
         _texts[key] = statement.format(values=", ".join([row] * size))
     return _texts[key]
+
+
+def _narrow_row(job: NewJob, now: int) -> tuple[Any, ...]:
+    run_at = now + job.delay if job.delay is not None else job.run_at
+    expires_at = now + job.lifetime if job.lifetime is not None else job.expires_at
+    if run_at is None or run_at <= now:
+        return (job.id, READY, job.queue, -job.priority, now, run_at, expires_at, job.share)
+    return (job.id, SCHEDULED, job.queue, -job.priority, run_at, run_at, expires_at, job.share)
 
 
 def _wide_row(job: NewJob, now: int) -> tuple[Any, ...]:
@@ -685,8 +648,12 @@ def _ours(c: sqlite3.Connection, tokens: Sequence[Token]) -> set[Token]:
 
 
 def _has_ending(outcome: Outcome) -> bool:
-    kept = outcome.result, outcome.result_error, outcome.failure, outcome.reason
-    return outcome.state.finished and any(value is not None for value in kept)
+    return outcome.state.finished and (
+        outcome.result is not None
+        or outcome.failure is not None
+        or outcome.reason is not None
+        or outcome.result_error is not None
+    )
 
 
 def _ending_row(outcome: Outcome) -> tuple[Any, ...]:
@@ -767,7 +734,8 @@ def _delete(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
 
 
 def _where(selection: Selection, after: bytes | None) -> tuple[str, list[Any]]:
-    conditions, parameters = ["true"], []
+    conditions = ["true"]
+    parameters: list[Any] = []
     states = None if selection.states is None else [CODE[state] for state in selection.states]
     for column, allowed in (
         ("job.id", selection.ids),

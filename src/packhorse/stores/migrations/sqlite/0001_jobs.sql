@@ -33,9 +33,8 @@ create table payload (
     body       blob    not null,
     created_at integer not null,
     tags       text                             -- a JSON list; the rows of tag serve look-ups
-);
+) without rowid;
 
-create index payload_task on payload (task, id);
 
 create table ending (
     id           blob not null primary key,
