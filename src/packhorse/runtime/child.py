@@ -91,6 +91,7 @@ def _own_input() -> IO[bytes]:
 def _listen(line: IO[bytes], process: Process) -> None:
     for text in line:
         process.role.obey([decode_order(text)])
+    process.beat_alone()  # running jobs may still take a while
     process.stop()
 
 

@@ -86,6 +86,8 @@ class Performer:
     def _returned(self, claim: Claim, value: Any, began: int) -> Outcome:
         duration = _since(began)
         failpoint("slot.after_perform")
+        if self.cancelled:
+            self.cancelled.pop(claim.token, None)  # it came too late
         if value is None:
             return succeed(claim.token, duration, None)
         try:
@@ -102,6 +104,9 @@ class Performer:
         except Exception as broken:  # the task's own backoff, or a wait that is no length
             note = f"{type(error).__name__}, and the wait before the next attempt could not be found: {broken!r}"
             outcome = decide(claim, TypeError(note), RetryPolicy(), duration)
+        reason = self.cancelled.pop(claim.token, None)
+        if reason is not None and not outcome.state.finished:
+            outcome = stop(claim.token, duration, reason)  # an operator asked: it must not come back
         _log_end(claim, outcome, error)
         return outcome
 

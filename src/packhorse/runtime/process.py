@@ -64,7 +64,7 @@ class Process:
     def run(self) -> None:
         self._enroll()
         if self.supervisor is None:
-            self._heart = Heart(self)
+            self.beat_alone()
         failures = 0
         try:
             while True:
@@ -97,8 +97,12 @@ class Process:
         log.warning("process %s lost its lease; it goes on under a new id", to_text(self.id))
         self.id = new_id()
         self._enroll()
+        self.beat_alone()  # the supervisor beats for the old id
+
+    def beat_alone(self) -> None:
+        """No supervisor beats for this process, or none any more."""
         if self._heart is None:
-            self._heart = Heart(self)  # the supervisor beats for the old id
+            self._heart = Heart(self)
 
     def _enroll(self) -> None:
         info = ProcessInfo(

@@ -8,6 +8,7 @@ with it. So the total holds whatever the mix.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections import deque
@@ -31,6 +32,7 @@ class Slots:
         self._inbox: SimpleQueue[Claim | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
 
     def put(self, claims: list[Claim]) -> None:
         now = time.monotonic()
@@ -65,6 +67,8 @@ class Slots:
 
     def cancel(self, token: Token, reason: str) -> None:
         """Ask a job to end: before it begins, or at its next await."""
+        if token in self._performer.cancelled:
+            return  # told at every beat; a second time would interrupt its cleaning up
         self._performer.cancelled[token] = reason
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._cancel_coroutine, token)
@@ -119,31 +123,36 @@ class Slots:
                     claim = None
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="packhorse-loop", daemon=True).start()
-        return self._loop
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="packhorse-loop", daemon=True).start()
+            return self._loop
 
     def _start_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
-        task = loop.create_task(self._perform_coroutines(claim))
+        """One asyncio task for each job, so that no context variable leaks into the next."""
+        task = loop.create_task(self._perform_coroutine(loop, claim))
         self._coroutines[claim.token] = task  # the loop itself holds tasks only weakly
 
-    async def _perform_coroutines(self, claim: Claim) -> None:
-        task = self._coroutines[claim.token]
-        while True:
-            self._running[claim.token.id] = claim.token, time.monotonic()
-            outcome = await self._performer.in_loop(claim)
-            del self._running[claim.token.id], self._coroutines[claim.token]
-            self._hand_in(outcome)
-            following = self._next()
-            if following is None:
-                return
-            if not self._performer.is_coroutine(following):
-                self._give(following)
-                return
-            claim = following
-            self._coroutines[claim.token] = task
-            await asyncio.sleep(0)  # quick coroutines must not starve the others on the loop
+    async def _perform_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
+        self._running[claim.token.id] = claim.token, time.monotonic()
+        outcome = await self._performer.in_loop(claim)
+        del self._running[claim.token.id], self._coroutines[claim.token]
+        self._hand_in(outcome)
+        following = self._next()
+        if following is None:
+            return
+        if self._performer.is_coroutine(following):
+            self._start_coroutine(loop, following)
+        else:
+            self._give(following)
 
     def _cancel_coroutine(self, token: Token) -> None:
-        if (task := self._coroutines.get(token)) is not None:
+        # One that has not begun would never begin, and its slot be lost; it sees the order when it does.
+        if token.id in self._running and (task := self._coroutines.get(token)) is not None:
             task.cancel()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()

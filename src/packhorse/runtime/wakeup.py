@@ -47,11 +47,13 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="packhorse-watcher", daemon=True)
         self._thread.start()
 
-    def arm(self) -> None:
-        self._armed.set()
-
-    def disarm(self) -> None:
-        self._armed.clear()
+    def set_armed(self, armed: bool) -> None:
+        if armed:
+            self._armed.set()
+        else:
+            self._armed.clear()
+        if self._closing:  # whose call must not be wiped out
+            self._armed.set()
 
     def close(self) -> None:
         self._closing = True
@@ -61,16 +63,14 @@ class Watcher:
         self._watch.close()
 
     def _run(self) -> None:
-        while True:
+        while not self._closing:  # looked at after every clear, which may have wiped out the call to close
             self._armed.wait()
-            if self._closing:
-                return
             try:
                 changed = self._watch.wait(self._patience)
             except StoreError:
                 # The role meets the same trouble in its own turn and says so; here only the pace matters.
                 changed = False
-                self._armed.clear()
+                self.disarm()
             if changed:
-                self._armed.clear()
+                self.disarm()
                 self._wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ log = logging.getLogger("packhorse.worker")
 
 AHEAD = 0.02  # seconds of work that a worker claims beyond its free slots
 PATIENCE = 0.1  # seconds after which a claim that found no slot goes back
+DOUBT_EVERY = 30.0  # seconds between looks at what the store thinks we hold
 LONG = 0.05  # seconds after which a look-ahead claim that began is worth telling the store
 
 
@@ -54,6 +56,7 @@ class Worker:
         self._pace = 1.0
         self._quiet = False
         self._in_doubt = False
+        self._doubt_at = time.monotonic() + DOUBT_EVERY
         self._watcher: Watcher | None = None
 
     def begin(self, process: Process) -> None:
@@ -63,7 +66,7 @@ class Worker:
             self._watcher = Watcher(self._app.store, self._selected, process.wake.set, patience)
 
     def turn(self) -> float:
-        if self._in_doubt:
+        if self._in_doubt or time.monotonic() >= self._doubt_at:
             self._resolve_doubt()
         for claim in self._slots.unstarted(older_than=0 if self._quiet else PATIENCE):
             failpoint("worker.release")
@@ -74,11 +77,12 @@ class Worker:
         starting = max(0, min(room, self._concurrency - busy))
         reply = self._exchange(outcomes, room, starting)
         self._hand_out(reply, starting)
-        return self._rest(room, reply)
+        return self._rest(reply)
 
     def obey(self, orders: Sequence[Order]) -> None:
         for order in orders:
-            self._slots.cancel(order.token, order.reason)
+            if self._held.get(order.token.id) == order.token:
+                self._slots.cancel(order.token, order.reason)
 
     def quiet(self) -> None:
         self._quiet = True
@@ -130,13 +134,8 @@ class Worker:
     def _exchange(self, outcomes: list[Outcome], room: int, starting: int) -> Exchanged:
         failpoint("worker.before_exchange")
         started = [token for token in self._slots.running_for(LONG) if token.id in self._unannounced]
-        store, process = self._app.store, self._process.id
         try:
-            reply = store.exchange(
-                process, new_nonce(), outcomes, self._selected, room, starting=starting, started=started
-            )
-        except StoreDataError as error:
-            reply = self._write_apart(outcomes, error)
+            reply = self._offer(outcomes, room, starting, started)
         except BaseException:
             self._ended.extendleft(reversed(outcomes))
             self._in_doubt = True
@@ -146,6 +145,7 @@ class Worker:
         for outcome in outcomes:
             self._held.pop(outcome.token.id, None)
             self._unannounced.discard(outcome.token.id)
+            self._performer.cancelled.pop(outcome.token, None)
             if self._jobs_left is not None:
                 self._jobs_left -= outcome.spent
         for token in reply.refused:
@@ -153,6 +153,15 @@ class Worker:
         if not reply.alive:
             self._process.enroll_anew()
         return reply
+
+    def _offer(self, outcomes: list[Outcome], room: int, starting: int, started: list[Token]) -> Exchanged:
+        store, process = self._app.store, self._process.id
+        try:
+            return store.exchange(
+                process, new_nonce(), outcomes, self._selected, room, starting=starting, started=started
+            )
+        except StoreDataError as error:
+            return self._write_apart(outcomes, error)
 
     def _write_apart(self, outcomes: list[Outcome], error: StoreDataError) -> Exchanged:
         """Some value the store will never take: halve the batch until it stands alone, then write that one bare."""
@@ -171,11 +180,12 @@ class Worker:
         return reply._replace(refused=refused)
 
     def _resolve_doubt(self) -> None:
-        """After a failed exchange: what the store gave us but never told us goes back, unspent."""
+        """What the store gave us in an exchange that failed, and so never told us, goes back unspent."""
         for token in self._app.store.held(self._process.id):
             if self._held.get(token.id) != token:
                 self._ended.append(release(token))
         self._in_doubt = False
+        self._doubt_at = time.monotonic() + DOUBT_EVERY
 
     def _hand_out(self, reply: Exchanged, starting: int) -> None:
         if not reply.claims:
@@ -191,14 +201,14 @@ class Worker:
         self._unannounced.update(claim.token.id for claim in fresh[starting:])
         self._slots.put(fresh)
 
-    def _rest(self, room: int, reply: Exchanged) -> float:
+    def _rest(self, reply: Exchanged) -> float:
         if self._ended:
             return 0
         if not self._held and not self._quiet and self._finished_its_part(reply):
             self._process.stop()
             return 0
-        if self._watcher is not None and len(self._held) < self._concurrency and not self._quiet:
-            self._watcher.arm()
+        if self._watcher is not None:
+            self._watcher.set_armed(len(self._held) < self._concurrency and not self._quiet)
         return PATIENCE if self._slots.waiting else self._app.settings.polling_interval
 
     def _finished_its_part(self, reply: Exchanged) -> bool:

@@ -6,10 +6,12 @@ import fcntl
 import os
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from weakref import WeakSet
 
 from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreUnavailable, StoreUnsafe
 
@@ -17,8 +19,20 @@ DEADLINE = 5.0
 CHECKPOINT_PAGES = 4_000
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "9p", "fuse.sshfs"}
 
-# Handles that a fork brought along. SQLite forbids touching them in the child, also closing them.
+_open: WeakSet[Connection] = WeakSet()
+# What a fork brought along stays referenced for good: SQLite forbids touching it in the child, also closing it.
 _inherited: list[Connection] = []
+
+
+def _after_fork() -> None:
+    # The lock belongs to the open file that parent and child now share; only its last closing lets go of it.
+    for connection in _open:
+        _inherited.append(connection)
+        os.close(connection.lock)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Connection:
@@ -33,6 +47,7 @@ class Connection:
             )
             self.sqlite.execute("pragma journal_mode = wal")
             self.sqlite.execute(f"pragma synchronous = {synchronous}")
+            self.sqlite.execute("pragma mmap_size = 0")
             self.sqlite.execute("pragma cache_size = -16384")
             self.sqlite.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
             self.sqlite.execute("pragma journal_size_limit = 67108864")
@@ -40,6 +55,7 @@ class Connection:
         except BaseException:
             os.close(self.lock)
             raise
+        _open.add(self)
 
     def acquire(self) -> None:
         """Everything that writes or checkpoints happens under this lock, one at a time among all processes.
@@ -75,6 +91,7 @@ class Connection:
         with suppress(StoreUnavailable):
             self.acquire()
         self.sqlite.close()
+        _open.discard(self)
         os.close(self.lock)
 
 
@@ -100,7 +117,8 @@ class Transaction:
         if error is not None:
             return self._fail(error)
         try:
-            connection.sqlite.execute("commit")
+            if connection.sqlite.in_transaction:
+                connection.sqlite.execute("commit")
         except BaseException as failed:
             self._fail(failed)
             raise
@@ -108,8 +126,15 @@ class Transaction:
         return self._connections.give_back(connection)
 
     def _fail(self, error: BaseException) -> None:
-        self._connection.close()  # rolls back
+        # A half-read cursor would keep a closed connection, and with it the write lock, alive: hence the roll-back.
+        with suppress(sqlite3.Error):
+            self._connection.sqlite.rollback()
+        self._connection.close()
         raise_translated(error)
+
+
+# Closing a handle on the new file would drop the locks another thread has just got on it.
+_preparing = threading.Lock()
 
 
 class Connections:
@@ -148,7 +173,6 @@ class Connections:
     def take(self) -> Connection:
         """A connection of one's own, until it is given back."""
         if self._pid != os.getpid():
-            _inherited.extend(self._idle)
             self._idle, self._pid = [], os.getpid()
         self._check_place()
         try:
@@ -173,8 +197,9 @@ class Connections:
                 f"The database {self.path} was moved, deleted or replaced while in use. Nothing was written. "
                 "Put the file back, or restart every process that uses it."
             )
-        prepare_place(self.path)
-        self._inode = os.stat(self.path).st_ino
+        with _preparing:
+            prepare_place(self.path)
+            self._inode = os.stat(self.path).st_ino
 
 
 def prepare_place(path: Path) -> None:

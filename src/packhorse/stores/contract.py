@@ -224,7 +224,8 @@ class Store(ABC):
 
         An outcome is written only where the job still runs under its token; the others come back refused. Then up to
         `limit` ready jobs start running for `process` under the new `nonce`, in the order of the contract. The first
-        `starting` of them begin at once, and so did the `started` ones claimed earlier. Renews the process's lease.
+        `starting` of them begin at once, and so did the `started` ones claimed earlier. Where there was anything to
+        write or to take, the process's lease is renewed.
         """
 
     @abstractmethod

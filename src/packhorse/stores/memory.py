@@ -118,7 +118,7 @@ class MemoryStore(Store):
     ) -> Exchanged:
         with self._changed:
             now = self.clock.now()
-            alive = self._renew(process)
+            alive = self._alive(process)
             refused = [outcome.token for outcome in outcomes if not self._finish(outcome, now)]
             for token in started:
                 if (job := self._held_under(token)) is not None and job.started_at is None:
@@ -127,7 +127,8 @@ class MemoryStore(Store):
             claims = [self._claim(job, process, nonce, now) for job in picked]
             for job in picked[:starting]:
                 job.started_at = now
-            if outcomes:
+            if outcomes or started or claims:
+                self._renew(process)
                 self._notify()
             return Exchanged(claims, refused, alive, now)
 
@@ -141,12 +142,15 @@ class MemoryStore(Store):
             ]
             return Beaten(dead, sorted(orders, key=lambda order: order.token))
 
-    def _renew(self, process: bytes) -> bool:
+    def _alive(self, process: bytes) -> bool:
         known = self._processes.get(process)
-        ticks = self.clock.ticks()
-        if known is None or known.lease_until <= ticks:
+        return known is not None and known.lease_until > self.clock.ticks()
+
+    def _renew(self, process: bytes) -> bool:
+        if not self._alive(process):
             return False
-        known.lease_until = ticks + known.lease
+        known = self._processes[process]
+        known.lease_until = self.clock.ticks() + known.lease
         return True
 
     def _held_under(self, token: Token) -> _Job | None:

@@ -177,6 +177,9 @@ class SQLiteStore(Store):
                 c.execute(STARTED, (now, *token))
             failpoint("exchange.between")
             entries = self._take(c, process, nonce, queues, limit, starting, now) if alive and limit else []
+            if not outcomes and not started and not entries:
+                c.execute("rollback")  # another worker was first; a renewed lease alone is not worth a commit
+                return Exchanged([], [], alive, now)
             failpoint("exchange.before_commit")
         failpoint("exchange.after_commit")
         claims = self._claimed(process, nonce, entries) if entries else []
