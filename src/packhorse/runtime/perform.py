@@ -101,7 +101,7 @@ class Performer:
         failpoint("slot.after_perform")
         try:
             outcome = decide(claim, error, task.policy, duration, skip_frames=1)
-        except Exception as broken:  # the task's own backoff, or a wait that is no length
+        except BaseException as broken:  # the task's own backoff, or a wait that is no length
             note = f"{type(error).__name__}, and the wait before the next attempt could not be found: {broken!r}"
             outcome = decide(claim, TypeError(note), RetryPolicy(), duration)
         reason = self.cancelled.pop(claim.token, None)

@@ -8,7 +8,6 @@ with it. So the total holds whatever the mix.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import threading
 import time
 from collections import deque
@@ -126,7 +125,7 @@ class Slots:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="packhorse-loop", daemon=True).start()
+                threading.Thread(target=_run_loop, args=(self._loop,), name="packhorse-loop", daemon=True).start()
             return self._loop
 
     def _start_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:

@@ -48,11 +48,9 @@ class Watcher:
         self._thread.start()
 
     def set_armed(self, armed: bool) -> None:
-        if armed:
-            self._armed.set()
-        else:
+        if not armed:
             self._armed.clear()
-        if self._closing:  # whose call must not be wiped out
+        if armed or self._closing:  # a clear must not wipe out the call to close
             self._armed.set()
 
     def close(self) -> None:
@@ -70,7 +68,7 @@ class Watcher:
             except StoreError:
                 # The role meets the same trouble in its own turn and says so; here only the pace matters.
                 changed = False
-                self.disarm()
+                self.set_armed(False)
             if changed:
-                self.disarm()
+                self.set_armed(False)
                 self._wake()
