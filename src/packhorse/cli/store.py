@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -71,10 +72,10 @@ def _process(process: ProcessView) -> dict[str, Any]:
 
 
 def _queue_table(queues: list[QueueCounts]) -> Table:
-    table = Table(title="Queues", title_justify="left")
+    table = Table(title="Queues", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("queue")
     for state in JobState:
-        table.add_column(state.value, justify="right")
+        table.add_column(state.value, justify="right", no_wrap=True)
     for queue in queues:
         name = queue.queue + (" (paused)" if queue.pause is not None else "")
         table.add_row(name, *(f"{queue.of(state):,}" if queue.of(state) else "·" for state in JobState))
@@ -82,7 +83,9 @@ def _queue_table(queues: list[QueueCounts]) -> Table:
 
 
 def _process_table(processes: list[ProcessView]) -> Table:
-    table = Table("role", "host", "pid", "queues", "running", "up", "lease", title="Processes", title_justify="left")
+    table = Table(title="Processes", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("role", "host", "pid", "queues", "running", "up", "lease"):
+        table.add_column(column, no_wrap=True)
     for process in processes:
         up = datetime.now(UTC) - process.started_at
         lease = f"{process.lease_left:.0f} s" if process.lease_left > 0 else "[red]over[/red]"

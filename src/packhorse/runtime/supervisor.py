@@ -149,6 +149,7 @@ class Supervisor:
     def _stop(self) -> None:
         """Workers first, so that nothing is left to do when the dispatcher goes."""
         failpoint("supervisor.before_stop")
+        log.info("stopping; running jobs have %g s to finish", self._app.settings.shutdown_timeout)
         workers = [child for child in self._children if child.plan.role == "worker"]
         others = [child for child in self._children if child.plan.role != "worker"]
         self._stop_children(workers)
@@ -176,6 +177,7 @@ class Supervisor:
 
     def _hand_back(self, child: Child) -> None:
         """It stopped because we asked, and it is gone for certain: what it held goes back unspent."""
+        log.warning("%s with pid %d %s; what it held goes back", child.plan.role, child.process.pid, child.cause)
         try:
             self._app.store.leave(child.id)
         except StoreError as error:

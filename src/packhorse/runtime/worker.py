@@ -27,6 +27,7 @@ log = logging.getLogger("packhorse.worker")
 AHEAD = 0.02  # seconds of work that a worker claims beyond its free slots
 PATIENCE = 0.1  # seconds after which a claim that found no slot goes back
 DOUBT_EVERY = 30.0  # seconds between looks at what the store thinks we hold
+UNKNOWN_PACE = 1.0  # seconds a job takes, as long as nothing is known: too slow to claim ahead
 LONG = 0.05  # seconds after which a look-ahead claim that began is worth telling the store
 
 
@@ -53,7 +54,7 @@ class Worker:
         self._ended: deque[Outcome] = deque()
         self._held: dict[bytes, Token] = {}
         self._unannounced: set[bytes] = set()
-        self._pace = 1.0
+        self._pace = UNKNOWN_PACE
         self._quiet = False
         self._in_doubt = False
         self._doubt_at = time.monotonic() + DOUBT_EVERY
@@ -68,9 +69,7 @@ class Worker:
     def turn(self) -> float:
         if self._in_doubt or time.monotonic() >= self._doubt_at:
             self._resolve_doubt()
-        for claim in self._slots.unstarted(older_than=0 if self._quiet else PATIENCE):
-            failpoint("worker.release")
-            self._ended.append(release(claim.token))
+        self._take_back(older_than=0 if self._quiet else PATIENCE)
         outcomes = self._collect()
         busy = len(self._held) - len(outcomes)
         room = self._room(busy, bool(outcomes))
@@ -100,6 +99,13 @@ class Worker:
         """Called by the slots."""
         self._ended.append(outcome)
         self._process.wake.set()
+
+    def _take_back(self, older_than: float) -> None:
+        """Claims that found no slot return to their place; the pace that asked for them was wrong."""
+        for claim in self._slots.unstarted(older_than):
+            failpoint("worker.release")
+            self._ended.append(release(claim.token))
+            self._pace = UNKNOWN_PACE
 
     def _collect(self) -> list[Outcome]:
         """What ended, within the bounds of one exchange."""
@@ -183,6 +189,7 @@ class Worker:
         """What the store gave us in an exchange that failed, and so never told us, goes back unspent."""
         for token in self._app.store.held(self._process.id):
             if self._held.get(token.id) != token:
+                self._held[token.id] = token
                 self._ended.append(release(token))
         self._in_doubt = False
         self._doubt_at = time.monotonic() + DOUBT_EVERY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -332,17 +332,3 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
-
-
-def chunks(outcomes: Iterable[Outcome]) -> Iterable[list[Outcome]]:
-    """Batches within the bounds of one exchange; an outcome larger than that goes alone."""
-    batch: list[Outcome] = []
-    size = 0
-    for outcome in outcomes:
-        if batch and (len(batch) >= EXCHANGE_JOBS or size + outcome.size > EXCHANGE_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(outcome)
-        size += outcome.size
-    if batch:
-        yield batch

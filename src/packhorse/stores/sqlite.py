@@ -53,12 +53,14 @@ STATES = list(JobState)
 CODE = {state: number for number, state in enumerate(STATES, 1)}
 SCHEDULED, WAITING, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED = range(1, 8)
 LAST_KEY = (1_000, 0, b"")  # behind every job of a queue
+UNION_TERMS = 400  # SQLite takes at most 500 in one statement
 
 INSERT_JOB = (
     "insert into job (id, state, queue, rank, order_key, run_at, expires_at, share) values {values} "
     "on conflict (id) do nothing"
 )
 INSERT_PAYLOAD = "insert into payload (id, task, body, created_at, tags) values {values} on conflict (id) do nothing"
+INSERT_TAG = "insert into tag (name, id) select ?, id from payload where id = ? and tags = ? on conflict do nothing"
 # The text must begin with its verb: for `with … update` Python's sqlite3 counts no rows.
 FINISH = """
     update job set
@@ -148,8 +150,8 @@ class SQLiteStore(Store):
             # An insert may be repeated, in part too: what is there already stays as it is.
             _batched(c, INSERT_JOB, [_narrow_row(job, now) for job in jobs])
             _batched(c, INSERT_PAYLOAD, [_wide_row(job, now) for job in jobs])
-            if tags := [(name, job.id) for job in jobs for name in job.tags]:
-                c.executemany("insert into tag (name, id) values (?, ?) on conflict do nothing", tags)
+            if tags := [(name, job.id, json.dumps(job.tags)) for job in jobs for name in job.tags]:
+                c.executemany(INSERT_TAG, tags)
             failpoint("insert.before_commit")
         failpoint("insert.after_commit")
         return [job.id for job in jobs]
@@ -270,6 +272,7 @@ class SQLiteStore(Store):
     # Fenced by the claim token.
 
     def record(self, token: Token, entries: Sequence[Entry]) -> bool:
+        self._ensure_schema()
         with self._connections.transaction() as c:
             if not _ours(c, [token]):
                 return False
@@ -304,6 +307,7 @@ class SQLiteStore(Store):
         failpoint("enroll.after_commit")
 
     def leave(self, process: bytes) -> None:
+        self._ensure_schema()
         with self._connections.transaction() as c:
             c.execute(PUT_BACK, (process,))
             c.execute("delete from process where id = ?", (process,))
@@ -346,7 +350,7 @@ class SQLiteStore(Store):
             gone = [id for (id,) in c.execute(owners) if id not in alive]
             orphans = [orphan for id in gone for orphan in self._orphans(c, id)]
             orphans = sorted(orphans, key=lambda orphan: orphan.claim.token.id)[:limit]
-            take = "update job set process = ?, nonce = ?, epoch = epoch + 1, asked = null where id = ?"
+            take = "update job set process = ?, nonce = ?, epoch = epoch + 1 where id = ?"
             c.executemany(take, [(adopter, nonce, orphan.claim.token.id) for orphan in orphans])
             for (id,) in c.execute("select id from process").fetchall():
                 if (
@@ -463,6 +467,7 @@ class SQLiteStore(Store):
         return Job(**_narrow(row[:-2]), payload=row[-2], result=row[-1], failures=failures)
 
     def entries(self, id: bytes) -> list[Entry]:
+        self._ensure_schema()
         with self._connections.cursor() as c:
             rows = c.execute("select kind, name, data from entry where id = ? order by kind, name", (id,))
             return [Entry(*row) for row in rows]
@@ -666,9 +671,16 @@ def _ending_row(outcome: Outcome) -> tuple[Any, ...]:
 
 def _nth_ready(c: sqlite3.Connection, names: Sequence[str], n: int) -> tuple[int, int, bytes]:
     """The key of the n-th ready job of these queues taken together, or one behind them all."""
-    merged = " union all ".join([READY_OF_QUEUE] * len(names))
-    row = c.execute(f"{merged} order by 1, 2, 3 limit 1 offset ?", (*names, n - 1)).fetchone()
-    return row or LAST_KEY
+    if len(names) <= UNION_TERMS:
+        merged = " union all ".join([READY_OF_QUEUE] * len(names))
+        row = c.execute(f"{merged} order by 1, 2, 3 limit 1 offset ?", (*names, n - 1)).fetchone()
+        return row or LAST_KEY
+    first: list[tuple[int, int, bytes]] = []
+    for start in range(0, len(names), UNION_TERMS):
+        part = names[start : start + UNION_TERMS]
+        merged = " union all ".join([READY_OF_QUEUE] * len(part))
+        first += c.execute(f"{merged} order by 1, 2, 3 limit ?", (*part, n))
+    return sorted(first)[n - 1] if n <= len(first) else LAST_KEY
 
 
 def _as_claim(row: Sequence[Any]) -> Claim:
