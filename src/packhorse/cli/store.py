@@ -25,7 +25,9 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="For scripts
 def _application(app: str | None, store: str | None) -> Packhorse:
     if app is not None and store is not None:
         raise click.UsageError("Name an APP or a --store, not both.")
-    return load_app(app) if app is not None else Packhorse("packhorse", store)
+    application = load_app(app) if app is not None else Packhorse("packhorse", store)
+    click.get_current_context().call_on_close(application.close)
+    return application
 
 
 @click.command()

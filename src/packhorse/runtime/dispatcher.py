@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from packhorse.app import Packhorse
 from packhorse.clock import SECOND
-from packhorse.runtime.orphans import judge_orphans
+from packhorse.runtime.orphans import Judge
 from packhorse.runtime.process import Process
+from packhorse.runtime.worker import new_nonce
 from packhorse.stores.contract import Order
 
 log = logging.getLogger("packhorse.dispatcher")
@@ -26,6 +27,7 @@ class Dispatcher:
 
     def __init__(self, app: Packhorse) -> None:
         self._app = app
+        self._judge = Judge(app)
         self._adopt_at = 0.0
         self._prune_at = 0.0
 
@@ -37,7 +39,8 @@ class Dispatcher:
         promoted = self._app.store.promote(batch)
         now = time.monotonic()
         if now >= self._adopt_at:
-            judge_orphans(self._app, self._process.id)
+            self._keep_lease()
+            self._judge.judge(self._process.id)
             self._adopt_at = now + ADOPT_EVERY
         if now >= self._prune_at:
             pruned = self._app.store.prune(self._app.settings.retention, batch)
@@ -45,6 +48,11 @@ class Dispatcher:
         if promoted.jobs == batch:
             return 0
         return LOOK_EVERY if promoted.next_due is None else min(LOOK_EVERY, promoted.next_due / SECOND)
+
+    def _keep_lease(self) -> None:
+        """Without a lease it could adopt nobody, and would not be told."""
+        if not self._app.store.exchange(self._process.id, new_nonce(), [], (), 0).alive:
+            self._process.enroll_anew()
 
     def obey(self, orders: Sequence[Order]) -> None:
         """It runs no jobs."""

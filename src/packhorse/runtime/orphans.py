@@ -19,18 +19,32 @@ log = logging.getLogger("packhorse.runtime")
 BATCH = 500
 
 
-def judge_orphans(app: Packhorse, adopter: bytes, seen_dying: dict[bytes, str] | None = None) -> int:
-    """Adopt orphans and write their verdicts; how many. `seen_dying` maps a process to how it ended."""
-    causes = seen_dying or {}
-    total = 0
-    while orphans := app.store.adopt(adopter, new_nonce(), BATCH, dead=causes):
-        failpoint("dispatcher.before_verdict")
-        verdicts = [_verdict(app, orphan, causes) for orphan in orphans]
-        app.store.exchange(adopter, new_nonce(), verdicts, EVERYTHING, 0)
-        total += len(orphans)
-        if len(orphans) < BATCH:
-            break
-    return total
+class Judge:
+    """Adopts orphans and writes their verdicts.
+
+    A verdict that the store did not take is kept and written the next time: until then the job is held by a live
+    process, so that nobody else would ever look after it.
+    """
+
+    def __init__(self, app: Packhorse) -> None:
+        self._app = app
+        self._unwritten: list[Outcome] = []
+
+    def judge(self, adopter: bytes, seen_dying: dict[bytes, str] | None = None) -> None:
+        """`seen_dying` maps a process to how it ended."""
+        causes = seen_dying or {}
+        self._write(adopter)
+        while orphans := self._app.store.adopt(adopter, new_nonce(), BATCH, dead=causes):
+            failpoint("dispatcher.before_verdict")
+            self._unwritten = [_verdict(self._app, orphan, causes) for orphan in orphans]
+            self._write(adopter)
+            if len(orphans) < BATCH:
+                break
+
+    def _write(self, adopter: bytes) -> None:
+        if self._unwritten:
+            self._app.store.exchange(adopter, new_nonce(), self._unwritten, EVERYTHING, 0)
+            self._unwritten = []
 
 
 def _verdict(app: Packhorse, orphan: Orphan, causes: dict[bytes, str]) -> Outcome:

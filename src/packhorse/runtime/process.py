@@ -58,17 +58,17 @@ class Process:
         self.id = id or new_id()
         self.supervisor = supervisor
         self.wake = Wake()
+        self._enrolled = False
         self._stop_by: float | None = None
         self._heart: Heart | None = None
 
     def run(self) -> None:
-        self._enroll()
-        if self.supervisor is None:
-            self.beat_alone()
         failures = 0
         try:
             while True:
                 try:
+                    if not self._enrolled:
+                        self._enroll()
                     delay = self.role.turn()
                     failures = 0
                 except StoreError as error:
@@ -110,6 +110,9 @@ class Process:
         )
         self.app.store.enroll(info, length(self.app.settings.lease))
         self.role.begin(self)
+        self._enrolled = True
+        if self.supervisor is None:
+            self.beat_alone()
 
     def _leave(self) -> None:
         if not self.role.drained:

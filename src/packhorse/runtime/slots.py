@@ -8,6 +8,7 @@ with it. So the total holds whatever the mix.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections import deque
@@ -129,8 +130,9 @@ class Slots:
             return self._loop
 
     def _start_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
-        """One asyncio task for each job, so that no context variable leaks into the next."""
-        task = loop.create_task(self._perform_coroutine(loop, claim))
+        """One asyncio task and one context for each job, so that nothing of it leaks into the next."""
+        # A task made within another would inherit that one's context, hence the new one.
+        task = loop.create_task(self._perform_coroutine(loop, claim), context=contextvars.Context())
         self._coroutines[claim.token] = task  # the loop itself holds tasks only weakly
 
     async def _perform_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:

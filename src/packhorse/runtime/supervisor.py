@@ -18,7 +18,7 @@ from packhorse.errors import StoreError
 from packhorse.failpoints import failpoint
 from packhorse.ids import new_id
 from packhorse.runtime.child import Plan, encode_order
-from packhorse.runtime.orphans import judge_orphans
+from packhorse.runtime.orphans import Judge
 from packhorse.runtime.wakeup import Wake
 from packhorse.stores.contract import ProcessInfo
 
@@ -70,6 +70,8 @@ class Supervisor:
         self._wake = Wake()
         self._children: list[Child] = []
         self._due: list[tuple[float, Plan, int]] = []
+        self._judge = Judge(app)
+        self._unjudged: dict[bytes, str] = {}
         self._beat_at = 0.0
         self._stopping = False
         self._at_once = False
@@ -80,14 +82,17 @@ class Supervisor:
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGQUIT, self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
-        info = ProcessInfo(self._id, "supervisor", socket.gethostname(), os.getpid())
-        self._app.store.enroll(info, length(self._app.settings.lease))
+        self._enroll()
         self._children = [Child(plan, self._id) for plan in self._plans]
         while not self._stopping:
             self._turn()
             self._wake.wait(self._pause())
         self._stop()
         return 0
+
+    def _enroll(self) -> None:
+        info = ProcessInfo(self._id, "supervisor", socket.gethostname(), os.getpid())
+        self._app.store.enroll(info, length(self._app.settings.lease))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._at_once = self._at_once or number == signal.SIGQUIT or (number == signal.SIGINT and self._stopping)
@@ -99,6 +104,8 @@ class Supervisor:
         for child in [child for child in self._children if child.ended]:
             self._children.remove(child)
             self._bury(child)
+        if self._unjudged:
+            self._judge_children()
         for due in [due for due in self._due if due[0] <= time.monotonic()]:
             self._due.remove(due)
             self._children.append(Child(due[1], self._id, failures=due[2]))
@@ -120,6 +127,10 @@ class Supervisor:
         self._beat_at = time.monotonic() + self._app.settings.heartbeat
         try:
             beaten = self._app.store.beat([self._id, *(child.id for child in self._children)])
+            if self._id in beaten.dead:
+                log.warning("the supervisor lost its lease; it goes on under a new id")
+                self._id = new_id()
+                self._enroll()
         except StoreError as error:
             log.warning("the supervisor could not beat: %s", error)
             return
@@ -134,17 +145,18 @@ class Supervisor:
             log.info("%s with pid %d has done its part", child.plan.role, child.process.pid)
             return
         log.error("%s with pid %d %s", child.plan.role, child.process.pid, child.cause)
-        self._judge(child)
+        self._unjudged[child.id] = child.cause
         lived = time.monotonic() - child.started_at
         failures = 0 if lived > STEADY else child.failures + 1
         delay = 0.0 if failures <= 1 else min(RESTART_CAP, 2.0 ** (failures - 2))
         self._due.append((time.monotonic() + delay, child.plan, failures))
 
-    def _judge(self, child: Child) -> None:
+    def _judge_children(self) -> None:
         try:
-            judge_orphans(self._app, self._id, {child.id: child.cause})
+            self._judge.judge(self._id, self._unjudged)
+            self._unjudged = {}
         except StoreError as error:
-            log.warning("the dead child's jobs wait for the end of its lease: %s", error)
+            log.warning("the jobs of dead children wait for a verdict: %s", error)
 
     def _stop(self) -> None:
         """Workers first, so that nothing is left to do when the dispatcher goes."""

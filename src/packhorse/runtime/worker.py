@@ -72,7 +72,7 @@ class Worker:
         self._take_back(older_than=0 if self._quiet else PATIENCE)
         outcomes = self._collect()
         busy = len(self._held) - len(outcomes)
-        room = self._room(busy, bool(outcomes))
+        room = self._room(busy, outcomes)
         starting = max(0, min(room, self._concurrency - busy))
         reply = self._exchange(outcomes, room, starting)
         self._hand_out(reply, starting)
@@ -126,15 +126,15 @@ class Worker:
             mean = max(1e-6, sum(durations) / len(durations) / SECOND)
             self._pace = (self._pace + mean) / 2 if mean > self._pace else (self._pace * mean) ** 0.5
 
-    def _room(self, busy: int, something_ended: bool) -> int:
+    def _room(self, busy: int, outcomes: list[Outcome]) -> int:
         """How many jobs to ask for: the free slots, and what will start within AHEAD at the pace of late."""
         free = self._concurrency - busy
-        if self._quiet or (free <= 0 and not something_ended):
+        if self._quiet or (free <= 0 and not outcomes):
             return 0
         ahead = min(self._app.settings.lookahead, int(self._concurrency * AHEAD / self._pace))
         room = min(free + ahead, EXCHANGE_JOBS)
         if self._jobs_left is not None:
-            room = min(room, self._jobs_left - busy)
+            room = min(room, self._jobs_left - busy - sum(outcome.spent for outcome in outcomes))
         return max(0, room)
 
     def _exchange(self, outcomes: list[Outcome], room: int, starting: int) -> Exchanged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sqlite3
 import stat
 import threading
@@ -17,11 +18,24 @@ from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreUnava
 
 DEADLINE = 5.0
 CHECKPOINT_PAGES = 4_000
-NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "9p", "fuse.sshfs"}
+NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "glusterfs", "9p"}
+NETWORK_FILE_SYSTEMS |= {"fuse.glusterfs", "fuse.sshfs", "fuse.s3fs", "fuse.rclone"}
 
+_pools: WeakSet[Connections] = WeakSet()
 _open: WeakSet[Connection] = WeakSet()
 # What a fork brought along stays referenced for good: SQLite forbids touching it in the child, also closing it.
 _inherited: list[Connection] = []
+_forker = 0
+
+
+def _before_fork() -> None:
+    # SQLite counts its locks in the memory of the process. A child that inherits an open connection takes the parent's
+    # locks for its own, and when the parent goes, others may clear away the log that the child still writes to.
+    global _forker
+    if not _inherited:
+        _forker = os.getpid()
+    for pool in list(_pools):
+        pool.close()
 
 
 def _after_fork() -> None:
@@ -32,7 +46,7 @@ def _after_fork() -> None:
     _open.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 class Connection:
@@ -53,6 +67,8 @@ class Connection:
             self.sqlite.execute("pragma journal_size_limit = 67108864")
             self.release()
         except BaseException:
+            if hasattr(self, "sqlite"):
+                self.sqlite.close()
             os.close(self.lock)
             raise
         _open.add(self)
@@ -106,6 +122,10 @@ class Transaction:
         connection = self._connection
         try:
             connection.acquire()
+        except StoreUnavailable:
+            self._connections.give_back(connection)  # closing it would mean to queue up once more
+            raise
+        try:
             connection.sqlite.execute("begin immediate")
         except BaseException as error:
             self._fail(error)
@@ -146,6 +166,7 @@ class Connections:
         self._idle: list[Connection] = []
         self._pid = os.getpid()
         self._inode = 0
+        _pools.add(self)
 
     @contextmanager
     def cursor(self) -> Iterator[sqlite3.Connection]:
@@ -167,22 +188,31 @@ class Connections:
         self._idle.append(connection)
 
     def close(self) -> None:
+        self._leave_inherited()
         while self._idle:
             self._idle.pop().close()
 
-    def take(self) -> Connection:
-        """A connection of one's own, until it is given back."""
+    def _leave_inherited(self) -> None:
         if self._pid != os.getpid():
             self._idle, self._pid = [], os.getpid()
-        self._check_place()
+
+    def take(self) -> Connection:
+        """A connection of one's own, until it is given back."""
+        self._leave_inherited()
+        if _inherited and os.getppid() != _forker:
+            raise StoreUnsafe(
+                "This process was forked while another thread used the database, and its parent has gone with the locks "
+                "that kept both safe. Start it as a program of its own, or fork before the first use of the store."
+            )
         try:
-            return self._idle.pop()
-        except IndexError:
+            self._check_place()
             try:
+                return self._idle.pop()
+            except IndexError:
                 return Connection(self.path, self._synchronous)
-            except sqlite3.Error as error:
-                raise_translated(error)
-                raise
+        except (sqlite3.Error, OSError) as error:
+            raise_translated(error)
+            raise
 
     def _check_place(self) -> None:
         """The file of this path must still be the one we opened: a replaced file would swallow jobs silently."""
@@ -240,14 +270,18 @@ def prepare_place(path: Path) -> None:
 def _file_system(folder: Path) -> str:
     """The type of the mount a folder is on; empty where the system does not tell."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text()
     except OSError:
         return ""
+    return mount_type(str(folder.resolve()), mounts)
+
+
+def mount_type(place: str, mounts: str) -> str:
+    """The type of the innermost mount around a place, by the lines of /proc/self/mountinfo."""
     best, kind = "", ""
-    place = str(folder.resolve())
-    for line in mounts:
+    for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
-        point = left.split()[4].replace("\\040", " ")
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split()[4])
         inside = place == point or place.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, kind = point, right.split()[0]
@@ -270,5 +304,7 @@ def raise_translated(error: BaseException) -> None:
             raise StoreUnavailable(f"SQLite: {text}. Check the disk and the file's mode.") from error
         case sqlite3.DataError() | sqlite3.InterfaceError() | OverflowError() | UnicodeEncodeError():
             raise StoreDataError(f"SQLite cannot store this value: {text}") from error
+        case OSError():
+            raise StoreUnavailable(f"The database cannot be reached: {text}. Check its folder.") from error
         case sqlite3.DatabaseError():
             raise StoreError(f"SQLite: {text}. If the file is damaged, restore it from a backup.") from error

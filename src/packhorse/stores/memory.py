@@ -69,6 +69,10 @@ class _Process:
     started_at: int
     lease: int
     lease_until: int
+    boot: str
+
+    def lease_left(self, clock: Clock) -> int:
+        return self.lease_until - clock.ticks() if self.boot == clock.boot() else 0
 
 
 class MemoryStore(Store):
@@ -87,12 +91,13 @@ class MemoryStore(Store):
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
         with self._changed:
             now = self.clock.now()
+            fresh: dict[bytes, _Job] = {}
             for new in jobs:
-                if new.id in self._jobs:
+                if new.id in self._jobs or new.id in fresh:
                     continue
                 run_at = now + new.delay if new.delay is not None else new.run_at
                 due = run_at is None or run_at <= now
-                self._jobs[new.id] = _Job(
+                fresh[new.id] = _Job(
                     new,
                     created_at=now,
                     state=JobState.READY if due else JobState.SCHEDULED,
@@ -102,6 +107,7 @@ class MemoryStore(Store):
                     run_at=run_at,
                     expires_at=now + new.lifetime if new.lifetime is not None else new.expires_at,
                 )
+            self._jobs |= fresh
             self._notify()
             return [new.id for new in jobs]
 
@@ -144,7 +150,7 @@ class MemoryStore(Store):
 
     def _alive(self, process: bytes) -> bool:
         known = self._processes.get(process)
-        return known is not None and known.lease_until > self.clock.ticks()
+        return known is not None and known.lease_left(self.clock) > 0
 
     def _renew(self, process: bytes) -> bool:
         if not self._alive(process):
@@ -231,7 +237,7 @@ class MemoryStore(Store):
     def enroll(self, process: ProcessInfo, lease: int) -> None:
         with self._changed:
             until = self.clock.ticks() + lease
-            self._processes[process.id] = _Process(process, self.clock.now(), lease, until)
+            self._processes[process.id] = _Process(process, self.clock.now(), lease, until, self.clock.boot())
 
     def leave(self, process: bytes) -> None:
         with self._changed:
@@ -265,8 +271,7 @@ class MemoryStore(Store):
         with self._changed:
             if not self._renew(adopter):
                 return []
-            ticks = self.clock.ticks()
-            gone = {id for id, process in self._processes.items() if process.lease_until <= ticks} | set(dead)
+            gone = {id for id in self._processes if not self._alive(id)} | set(dead)
             orphans: list[Orphan] = []
             for job in sorted(self._jobs.values(), key=lambda job: job.new.id):
                 if job.token is None or len(orphans) == limit:
@@ -290,7 +295,7 @@ class MemoryStore(Store):
                 kept = retention.of(job.state) if job.state.finished else None
                 if kept is not None and job.finished_at is not None and job.finished_at + kept <= now:
                     old.append(job)
-            old.sort(key=lambda job: job.finished_at or 0)
+            old.sort(key=lambda job: (job.finished_at or 0, job.new.id))
             for job in old[:limit]:
                 del self._jobs[job.new.id]
             return len(old[:limit])
@@ -400,7 +405,6 @@ class MemoryStore(Store):
 
     def processes(self) -> list[ProcessView]:
         with self._changed:
-            ticks = self.clock.ticks()
             running: dict[bytes, int] = {}
             for job in self._jobs.values():
                 if job.token is not None:
@@ -413,7 +417,7 @@ class MemoryStore(Store):
                     known.info.pid,
                     known.info.queues,
                     to_datetime(known.started_at),
-                    (known.lease_until - ticks) / SECOND,
+                    known.lease_left(self.clock) / SECOND,
                     running.get(id, 0),
                 )
                 for id, known in sorted(self._processes.items())

@@ -7,6 +7,8 @@ one lets go of the interpreter lock and may wait to get it back while the write 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sqlite3
 import threading
 import time
@@ -49,9 +51,13 @@ from packhorse.stores.contract import (
 from packhorse.stores.migrate import steps
 from packhorse.stores.sqlite_watch import SQLiteWatch
 
+log = logging.getLogger("packhorse.store")
+
 STATES = list(JobState)
 CODE = {state: number for number, state in enumerate(STATES, 1)}
 SCHEDULED, WAITING, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED = range(1, 8)
+WAL_WARNING = 256 << 20
+WAL_WARNING_EVERY = 60.0
 LAST_KEY = (1_000, 0, b"")  # behind every job of a queue
 UNION_TERMS = 400  # SQLite takes at most 500 in one statement
 
@@ -139,6 +145,7 @@ class SQLiteStore(Store):
         self._connections = Connections(path, options.get("synchronous", "full"))
         self._migrating = threading.Lock()
         self._migrated = False
+        self._warn_at = 0.0
 
     # Hot.
 
@@ -371,6 +378,7 @@ class SQLiteStore(Store):
 
     def prune(self, retention: Retention, limit: int) -> int:
         self._ensure_schema()
+        self._look_at_wal()
         with self._connections.cursor() as c:
             if not self._prunable(c, retention, 1):
                 return 0
@@ -380,6 +388,21 @@ class SQLiteStore(Store):
             failpoint("prune.before_commit")
         failpoint("prune.after_commit")
         return len(ids)
+
+    def _look_at_wal(self) -> None:
+        """As long as somebody reads one snapshot, SQLite cannot begin its write-ahead log anew."""
+        try:
+            size = os.stat(f"{self.path}-wal").st_size
+        except OSError:
+            return
+        if size > WAL_WARNING and time.monotonic() >= self._warn_at:
+            self._warn_at = time.monotonic() + WAL_WARNING_EVERY
+            log.warning(
+                "the write-ahead log %s-wal has grown to %d MiB. Some program has been reading the database for long "
+                "without an end; find it and let it end its transaction.",
+                self.path,
+                size >> 20,
+            )
 
     def _prunable(self, c: sqlite3.Connection, retention: Retention, limit: int) -> list[bytes]:
         found: list[tuple[int, bytes]] = []

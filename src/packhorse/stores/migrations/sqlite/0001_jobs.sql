@@ -20,7 +20,7 @@ create table job (
     started_at  integer,
     finished_at integer,
     asked       text                            -- an operator wants the running job to end, and why
-) without rowid;
+);
 
 create index job_to_claim   on job (queue, rank, order_key, id)  where state = 3;
 create index job_to_promote on job (order_key, id)               where state = 1;
