@@ -86,7 +86,15 @@ class Packhorse:
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Enqueue calls made with `task.call(...)`, one write per `batch_size`; each batch is all or none."""
-        return [handle for batch in _batches(calls, self.settings.batch_size) for handle in self._insert(batch)]
+        handles: list[JobHandle[R]] = []
+        for batch in _batches(calls, self.settings.batch_size):
+            try:
+                handles += self._insert(batch)
+            except EnqueueError as error:
+                if not handles:
+                    raise
+                raise EnqueueError(f"Only the first {len(handles):,} jobs were enqueued: {error.__cause__}") from error
+        return handles
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         return await asyncio.to_thread(self.enqueue_many, calls)

@@ -62,7 +62,7 @@ class PayloadError(PackhorseError, ValueError):
 
 
 class EnqueueError(PackhorseError):
-    """The store did not take the job; nothing was enqueued. The cause is chained."""
+    """The store did not take the job. The message says what was enqueued: nothing, or the first batches of many."""
 
 
 class JobNotFound(PackhorseError, LookupError):

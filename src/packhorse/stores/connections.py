@@ -139,11 +139,29 @@ class Transaction:
         try:
             if connection.sqlite.in_transaction:
                 connection.sqlite.execute("commit")
+        except sqlite3.Error as failed:
+            self._undo(failed)
+            raise
         except BaseException as failed:
             self._fail(failed)
             raise
         connection.release()
         return self._connections.give_back(connection)
+
+    def _undo(self, error: sqlite3.Error) -> None:
+        """The commit failed: stay connected, so that the next one writes over what it left in the log.
+
+        Whoever opened the file anew would read it as a commit, and later ones would build on it, while the disk may
+        never get it: Linux forgets what it could not sync.
+        """
+        connection = self._connection
+        with suppress(sqlite3.Error):
+            connection.sqlite.rollback()
+        if connection.sqlite.in_transaction:
+            return self._fail(error)
+        connection.release()
+        self._connections.give_back(connection)
+        return raise_translated(error)
 
     def _fail(self, error: BaseException) -> None:
         # A half-read cursor would keep a closed connection, and with it the write lock, alive: hence the roll-back.
@@ -201,8 +219,8 @@ class Connections:
         self._leave_inherited()
         if _inherited and os.getppid() != _forker:
             raise StoreUnsafe(
-                "This process was forked while another thread used the database, and its parent has gone with the locks "
-                "that kept both safe. Start it as a program of its own, or fork before the first use of the store."
+                "This process was forked while another thread used the database, and its parent has gone with the "
+                "locks that kept both safe. Start it as a program of its own, or fork before the first use of the store."
             )
         try:
             self._check_place()
@@ -251,6 +269,11 @@ def prepare_place(path: Path) -> None:
             f"The database {path} lies on a network file system ({kind}), where SQLite's locks cannot be trusted. "
             "Move it to a local disk, or use a server store."
         )
+    if _size(f"{path}-wal") and not _size(path):  # looked at in this order: a new database is written before its log
+        raise StoreUnsafe(
+            f"The database {path} is gone, but jobs of it are still in {path}-wal, which a new one would wipe out. "
+            f"Put the file back; if its jobs are not wanted any more, delete {path}-wal and {path}-shm."
+        )
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
@@ -265,6 +288,13 @@ def prepare_place(path: Path) -> None:
         raise StoreUnsafe(
             f"The database {path} cannot be created: {error.strerror}. Check the folder's mode."
         ) from None
+
+
+def _size(path: str | Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _file_system(folder: Path) -> str:

@@ -1,0 +1,262 @@
+"""The hot stroke on SQLite: write new jobs, write what ended, take what is next. Functions of an open transaction.
+
+Statements move whole batches, because each one lets go of the interpreter lock and may wait to get it back while the
+write lock is held.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from packhorse.job import Claim, JobState, NewJob, Token
+from packhorse.outcome import Outcome
+from packhorse.queues import Selected
+
+STATES = list(JobState)
+CODE = {state: number for number, state in enumerate(STATES, 1)}
+SCHEDULED, WAITING, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED = range(1, 8)
+LAST_KEY = (1_000, 0, b"")  # behind every job of a queue
+UNION_TERMS = 400  # SQLite takes at most 500 in one statement
+
+INSERT_JOB = (
+    "insert into job (id, state, queue, rank, order_key, run_at, expires_at, share) values {values} "
+    "on conflict (id) do nothing"
+)
+INSERT_PAYLOAD = "insert into payload (id, task, body, created_at, tags) values {values} on conflict (id) do nothing"
+INSERT_TAG = "insert into tag (name, id) select ?, id from payload where id = ? and tags = ? on conflict do nothing"
+# The text must begin with its verb: for `with … update` Python's sqlite3 counts no rows.
+FINISH = """
+    update job set
+        state       = ended.state,
+        attempts    = attempts + ended.spent,
+        losses      = losses + ended.lost,
+        order_key   = coalesce(ended.order_key, job.order_key),
+        run_at      = coalesce(ended.run_at, job.run_at),
+        claimed_at  = null,
+        started_at  = ? - ended.duration,
+        finished_at = case when ended.state > 4 then ? end,
+        asked       = null
+    from (
+        select column1 as process, column2 as nonce, column3 as id, column4 as epoch, column5 as state,
+               column6 as spent, column7 as lost, column8 as order_key, column9 as run_at, column10 as duration
+        from (values {values})
+    ) as ended
+    where job.id = ended.id and job.state = 4
+      and job.process = ended.process and job.nonce = ended.nonce and job.epoch = ended.epoch
+"""
+STILL_OURS = """
+    with token (process, nonce, id, epoch) as (values {values})
+    select job.process, job.nonce, job.id, job.epoch from token join job on job.id = token.id
+    where job.state = 4 and job.process = token.process and job.nonce = token.nonce and job.epoch = token.epoch
+"""
+INSERT_ENDING = "insert into ending (id, result, result_error, failure, reason, spent) values {values}"
+INSERT_ATTEMPT = """
+    insert into attempt (id, epoch, number, process, started_at, ended_at, failure, spent)
+    select id, epoch, attempts + 1 - ?, process, ?, ?, ?, ? from job where id = ?
+"""
+STARTED = """
+    update job set started_at = ?
+    where state = 4 and process = ? and nonce = ? and id = ? and epoch = ? and started_at is null
+"""
+NEXT_QUEUE = """
+    select queue from job indexed by job_to_claim where state = 3 and queue >= ? order by queue limit 1
+"""
+READY_OF_QUEUE = """
+    select rank, order_key, id from job indexed by job_to_claim where state = 3 and queue = ?
+"""
+CLAIM = """
+    update job indexed by job_to_claim set
+        state = 4, epoch = epoch + 1, process = ?, nonce = ?, claimed_at = ?,
+        started_at = case when (rank, order_key, id) <= (?, ?, ?) then ? end
+    where state = 3 and queue = ? and (rank, order_key, id) <= (?, ?, ?)
+"""
+CLAIM_COLUMNS = """
+    job.process, job.nonce, job.id, job.epoch, task, body, queue, rank, attempts, losses, created_at, expires_at
+    from job {index} join payload on payload.id = job.id
+"""
+CLAIMED = (
+    "select"
+    + CLAIM_COLUMNS.format(index="indexed by job_held")
+    + ("where state = 4 and process = ? and nonce = ? order by rank, order_key, job.id")
+)
+
+
+def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
+    """An insert may be repeated, in part too: what is there already stays as it is."""
+    batched(c, INSERT_JOB, [_narrow_row(job, now) for job in jobs])
+    batched(c, INSERT_PAYLOAD, [_wide_row(job, now) for job in jobs])
+    if tags := [(name, job.id, json.dumps(job.tags)) for job in jobs for name in job.tags]:
+        c.executemany(INSERT_TAG, tags)
+
+
+def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list[Token]:
+    c.execute("savepoint finishing")
+    refused: list[Token] = []
+    if batched(c, FINISH, [_finish_row(outcome, now) for outcome in outcomes], now, now) < len(outcomes):
+        # Some token is old, or came twice. Find out which ones stand, and write those alone.
+        c.execute("rollback to finishing")
+        outcomes, refused = _fenced(c, outcomes)
+        batched(c, FINISH, [_finish_row(outcome, now) for outcome in outcomes], now, now)
+    c.execute("release finishing")
+    batched(c, INSERT_ENDING, [_ending_row(outcome) for outcome in outcomes if _has_ending(outcome)])
+    for outcome in outcomes:
+        if outcome.failure is not None and not outcome.state.finished:
+            began = None if outcome.duration is None else now - outcome.duration
+            row = (outcome.spent, began, now, outcome.failure, outcome.spent, outcome.token.id)
+            c.execute(INSERT_ATTEMPT, row)
+    return refused
+
+
+def take(
+    c: sqlite3.Connection, process: bytes, nonce: int, queues: Selected, limit: int, starting: int, now: int
+) -> list[list[str]]:
+    """Claim the first `limit` ready jobs; the queues that served, one list for each entry."""
+    served = []
+    for names in open_queues(c, queues, now):
+        last = _nth_ready(c, names, limit)
+        begins = _nth_ready(c, names, starting) if starting else (-1_000, 0, b"")
+        taken = sum(c.execute(CLAIM, (process, nonce, now, *begins, now, queue, *last)).rowcount for queue in names)
+        served.append(names)
+        limit -= taken
+        starting = max(0, starting - taken)
+        if limit <= 0:
+            break
+    return served
+
+
+def open_queues(c: sqlite3.Connection, queues: Selected, now: int) -> Iterator[list[str]]:
+    """For each entry, the queues that have ready jobs, are not paused and not served by an earlier entry."""
+    paused = {name for (name,) in c.execute("select queue from pause where until is null or until > ?", (now,))}
+    seen: set[str] = set()
+    for entry in queues:
+        names = []
+        name = entry.text
+        while (row := c.execute(NEXT_QUEUE, (name,)).fetchone()) and entry.matches(row[0]):
+            if row[0] not in seen:
+                seen.add(row[0])
+                if row[0] not in paused:
+                    names.append(row[0])
+            name = row[0] + "\0"  # the smallest text behind it
+        if names:
+            yield names
+
+
+def claimed(c: sqlite3.Connection, process: bytes, nonce: int, entries: list[list[str]]) -> list[Claim]:
+    """What `take` claimed, in its order."""
+    claims = [as_claim(row) for row in c.execute(CLAIMED, (process, nonce))]
+    if len(entries) > 1:
+        place = {queue: number for number, names in enumerate(entries) for queue in names}
+        claims.sort(key=lambda claim: place.get(claim.queue, 0))
+    return claims
+
+
+_SIZES = (256, 64, 16, 4, 1)
+
+
+def batched(c: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...]], *first: Any) -> int:
+    """Run a statement over rows in few large steps, so that few texts are ever prepared; rows changed in all.
+
+    `first` are the parameters before the rows.
+    """
+    changed = start = 0
+    for size in _SIZES:
+        while len(rows) - start >= size:
+            text = _prepared(statement, size, len(rows[0]))
+            changed += c.execute(text, [*first, *chain.from_iterable(rows[start : start + size])]).rowcount
+            start += size
+    return changed
+
+
+_texts: dict[tuple[str, int, int], str] = {}
+
+
+def _prepared(statement: str, size: int, width: int) -> str:
+    key = (statement, size, width)
+    if key not in _texts:
+        row = "(" + ", ".join("?" * width) + ")"
+        _texts[key] = statement.format(values=", ".join([row] * size))
+    return _texts[key]
+
+
+def _narrow_row(job: NewJob, now: int) -> tuple[Any, ...]:
+    run_at = now + job.delay if job.delay is not None else job.run_at
+    expires_at = now + job.lifetime if job.lifetime is not None else job.expires_at
+    if run_at is None or run_at <= now:
+        return (job.id, READY, job.queue, -job.priority, now, run_at, expires_at, job.share)
+    return (job.id, SCHEDULED, job.queue, -job.priority, run_at, run_at, expires_at, job.share)
+
+
+def _wide_row(job: NewJob, now: int) -> tuple[Any, ...]:
+    return (job.id, job.task, job.payload, now, json.dumps(job.tags) if job.tags else None)
+
+
+def _finish_row(outcome: Outcome, now: int) -> tuple[Any, ...]:
+    order_key = run_at = duration = None
+    state = CODE[outcome.state]
+    if state == SCHEDULED:
+        order_key = run_at = now + outcome.delay
+        if outcome.delay <= 0:
+            state = READY
+    elif state > RUNNING:
+        duration = outcome.duration
+    return (*outcome.token, state, outcome.spent, outcome.lost, order_key, run_at, duration)
+
+
+def _fenced(c: sqlite3.Connection, outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Token]]:
+    ours = still_ours(c, [outcome.token for outcome in outcomes])
+    accepted, refused = [], []
+    for outcome in outcomes:
+        if outcome.token in ours:
+            ours.remove(outcome.token)
+            accepted.append(outcome)
+        else:
+            refused.append(outcome.token)
+    return accepted, refused
+
+
+def still_ours(c: sqlite3.Connection, tokens: Sequence[Token]) -> set[Token]:
+    """The tokens under which their job still runs."""
+    found: set[Token] = set()
+    for start in range(0, len(tokens), 256):
+        part = tokens[start : start + 256]
+        text = _prepared(STILL_OURS, len(part), 4)
+        found |= {Token(*row) for row in c.execute(text, [value for token in part for value in token])}
+    return found
+
+
+def _has_ending(outcome: Outcome) -> bool:
+    return outcome.state.finished and (
+        outcome.result is not None
+        or outcome.failure is not None
+        or outcome.reason is not None
+        or outcome.result_error is not None
+    )
+
+
+def _ending_row(outcome: Outcome) -> tuple[Any, ...]:
+    token = outcome.token
+    return (token.id, outcome.result, outcome.result_error, outcome.failure, outcome.reason, outcome.spent)
+
+
+def _nth_ready(c: sqlite3.Connection, names: Sequence[str], n: int) -> tuple[int, int, bytes]:
+    """The key of the n-th ready job of these queues taken together, or one behind them all."""
+    if len(names) <= UNION_TERMS:
+        merged = " union all ".join([READY_OF_QUEUE] * len(names))
+        row = c.execute(f"{merged} order by 1, 2, 3 limit 1 offset ?", (*names, n - 1)).fetchone()
+        return row or LAST_KEY
+    first: list[tuple[int, int, bytes]] = []
+    for start in range(0, len(names), UNION_TERMS):
+        part = names[start : start + UNION_TERMS]
+        merged = " union all ".join([READY_OF_QUEUE] * len(part))
+        first += c.execute(f"{merged} order by 1, 2, 3 limit ?", (*part, n))
+    return sorted(first)[n - 1] if n <= len(first) else LAST_KEY
+
+
+def as_claim(row: Sequence[Any]) -> Claim:
+    process, nonce, id, epoch, task, body, queue, rank, attempts, losses, created_at, expires_at = row
+    token = Token(process, nonce, id, epoch)
+    return Claim(token, task, body, queue, -rank, attempts, losses, created_at, expires_at)

@@ -1,0 +1,144 @@
+"""Operating and looking on SQLite: what operators do to jobs, and rows as the values of the contract."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from packhorse.clock import to_datetime
+from packhorse.ids import to_text
+from packhorse.job import Attempt, Failure
+from packhorse.stores.contract import Act, Change, Selection
+from packhorse.stores.sqlite_exchange import (
+    CANCELLED,
+    CODE,
+    FAILED,
+    READY,
+    RUNNING,
+    SCHEDULED,
+    STATES,
+    SUCCEEDED,
+    WAITING,
+    batched,
+)
+
+COLUMNS = """
+    job.id, task, state, queue, rank, attempts, losses, created_at, run_at, expires_at, claimed_at, started_at,
+    finished_at, process, share, tags, reason, failure, result_error
+"""
+VIEW = "from job join payload on payload.id = job.id left join ending on ending.id = job.id"
+NARROW = f"select {COLUMNS} {VIEW}"
+WIDE = f"select {COLUMNS}, body, result {VIEW}"
+WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry")
+
+MOVABLE = {
+    Act.CANCEL: {SCHEDULED, WAITING, READY},
+    Act.RETRY: {FAILED, CANCELLED},
+    Act.RUN_NOW: {SCHEDULED},
+    Act.DISCARD: {SCHEDULED, WAITING, READY, SUCCEEDED, FAILED, CANCELLED},
+    Act.CHANGE: {SCHEDULED, WAITING, READY},
+}
+
+
+def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, now: int) -> None:
+    match change.act:
+        case Act.CANCEL:
+            c.executemany(
+                f"update job set state = {CANCELLED}, finished_at = ?, process = null, epoch = epoch + 1 where id = ?",
+                [(now, id) for id in ids],
+            )
+            c.executemany(
+                "insert into ending (id, reason, spent) values (?, ?, 0)", [(id, reason or "cancelled") for id in ids]
+            )
+        case Act.RETRY:
+            one = [(id,) for id in ids]
+            c.executemany(
+                "insert into attempt (id, epoch, number, process, started_at, ended_at, failure, spent) "
+                "select job.id, epoch, attempts + 1 - spent, process, started_at, finished_at, failure, spent "
+                "from job join ending on ending.id = job.id where job.id = ? and failure is not null",
+                one,
+            )
+            c.executemany("delete from ending where id = ?", one)
+            c.executemany(
+                "update job set state = 3, attempts = 0, losses = 0, order_key = ?, epoch = epoch + 1, "
+                "started_at = null, finished_at = null, expires_at = null where id = ?",
+                [(now, id) for id in ids],
+            )
+        case Act.RUN_NOW:
+            c.executemany(
+                "update job set state = 3, order_key = ?, epoch = epoch + 1 where id = ?", [(now, id) for id in ids]
+            )
+        case Act.DISCARD:
+            delete(c, ids)
+        case Act.CHANGE:
+            rank = None if change.priority is None else -change.priority
+            c.executemany(
+                "update job set queue = coalesce(?, queue), rank = coalesce(?, rank), epoch = epoch + 1 where id = ?",
+                [(change.queue, rank, id) for id in ids],
+            )
+
+
+def delete(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
+    rows = [(id,) for id in ids]
+    for table in ("job", *WIDE_TABLES):
+        batched(c, f"delete from {table} where id in (values {{values}})", rows)
+
+
+def where(selection: Selection, after: bytes | None) -> tuple[str, list[Any]]:
+    conditions = ["true"]
+    parameters: list[Any] = []
+    states = None if selection.states is None else [CODE[state] for state in selection.states]
+    for column, allowed in (
+        ("job.id", selection.ids),
+        ("state", states),
+        ("queue", selection.queues),
+        ("task", selection.tasks),
+    ):
+        if allowed is not None:
+            conditions.append(f"{column} in ({', '.join('?' * len(allowed))})")
+            parameters += allowed
+    if selection.tags is not None:
+        conditions.append(f"job.id in (select id from tag where name in ({', '.join('?' * len(selection.tags))}))")
+        parameters += selection.tags
+    if after is not None:
+        conditions.append("job.id > ?")
+        parameters.append(after)
+    return "where " + " and ".join(conditions), parameters
+
+
+def narrow(row: Sequence[Any]) -> dict[str, Any]:
+    (id, task, state, queue, rank, attempts, losses, created_at, run_at, expires_at, claimed_at, started_at) = row[:12]
+    finished_at, process, share, tags, reason, failure, result_error = row[12:]
+    owned = process is not None and state >= RUNNING
+    return {
+        "id": to_text(id),
+        "task": task,
+        "state": STATES[state - 1],
+        "queue": queue,
+        "priority": -rank,
+        "attempts": attempts,
+        "losses": losses,
+        "created_at": to_datetime(created_at),
+        "run_at": moment(run_at),
+        "expires_at": moment(expires_at),
+        "claimed_at": moment(claimed_at),
+        "started_at": moment(started_at),
+        "finished_at": moment(finished_at),
+        "process": to_text(process) if owned else None,
+        "share": share,
+        "tags": tuple(json.loads(tags)) if tags else (),
+        "reason": reason,
+        "failure": Failure.decode(failure) if failure is not None else None,
+        "result_error": result_error,
+    }
+
+
+def attempt(number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: int) -> Attempt:
+    return Attempt(number, to_text(process), moment(began), to_datetime(ended), Failure.decode(failure), bool(spent))
+
+
+def moment(microseconds: int | None) -> datetime | None:
+    return to_datetime(microseconds) if microseconds is not None else None
