@@ -220,7 +220,7 @@ class Connections:
         if _inherited and os.getppid() != _forker:
             raise StoreUnsafe(
                 "This process was forked while another thread used the database, and its parent has gone with the "
-                "locks that kept both safe. Start it as a program of its own, or fork before the first use of the store."
+                "locks that kept both safe. Start it as a program of its own, or fork before the store is first used."
             )
         try:
             self._check_place()

@@ -322,16 +322,12 @@ class SQLiteStore(Store):
     def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[Job]:
         where, parameters = sqlite_jobs.where(selection, after)
         with self._cursor() as c:
-            rows = c.execute(
-                f"select {sqlite_jobs.NARROW} {sqlite_jobs.VIEW} {where} order by job.id limit ?", (*parameters, limit)
-            )
+            rows = c.execute(f"{sqlite_jobs.NARROW} {where} order by job.id limit ?", (*parameters, limit))
             return [Job(**sqlite_jobs.narrow(row)) for row in rows]
 
     def job(self, id: bytes) -> Job | None:
         with self._cursor() as c:
-            row = c.execute(
-                f"select {sqlite_jobs.NARROW}, body, result {sqlite_jobs.VIEW} where job.id = ?", (id,)
-            ).fetchone()
+            row = c.execute(f"{sqlite_jobs.WIDE} where job.id = ?", (id,)).fetchone()
             if row is None:
                 return None
             columns = "number, process, started_at, ended_at, failure, spent"
