@@ -31,12 +31,14 @@ def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple
 
 
 def decode_arguments(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-    match _load(payload, "The payload"):
-        case {"v": 1, "a": list(args), "k": dict(kwargs)}:
+    envelope = _load(payload, "The payload")
+    if type(envelope) is dict:
+        version, args, kwargs = envelope.get("v"), envelope.get("a"), envelope.get("k")
+        if version == VERSION and type(args) is list and type(kwargs) is dict:
             return args, kwargs
-        case {"v": int(version)} if version != VERSION:
+        if type(version) is int and version != VERSION:
             raise PayloadError(
-                f"The payload has version {version}; this Packhorse reads {VERSION}. Upgrade the worker."
+                f"The payload has version {version}, this Packhorse reads {VERSION}: upgrade the worker."
             )
     raise PayloadError("The payload is not an envelope that Packhorse wrote.")
 
@@ -56,6 +58,9 @@ def decode_result(data: bytes | None) -> Any:
 _dump_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
+_load_text = json.JSONDecoder().decode
+
+
 def _dump(value: Any) -> bytes:
     return _dump_text(value).encode()
 
@@ -73,7 +78,7 @@ def _load(data: bytes, what: str) -> Any:
     if len(data) > SIZE_CAP:
         raise PayloadError(f"{what} has {len(data):,} bytes, more than the {SIZE_CAP:,} allowed.")
     try:
-        return json.loads(data.decode())
+        return _load_text(data.decode())
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"{what} cannot be decoded: {type(error).__name__}.") from None
 

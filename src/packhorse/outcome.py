@@ -36,7 +36,9 @@ class Outcome(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes it brings along, roughly."""
-        return 200 + len(self.result or b"") + len(self.failure or b"") + len(self.reason or "")
+        if self.result is None and self.failure is None:
+            return 200
+        return 200 + len(self.result or b"") + len(self.failure or b"")
 
 
 def succeed(token: Token, duration: int, result: bytes | None, result_error: str | None = None) -> Outcome:

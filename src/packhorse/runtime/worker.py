@@ -151,7 +151,8 @@ class Worker:
         for outcome in outcomes:
             self._held.pop(outcome.token.id, None)
             self._unannounced.discard(outcome.token.id)
-            self._performer.cancelled.pop(outcome.token, None)
+            if self._performer.cancelled:
+                self._performer.cancelled.pop(outcome.token, None)
             if self._jobs_left is not None:
                 self._jobs_left -= outcome.spent
         for token in reply.refused:

@@ -89,7 +89,7 @@ class Connection:
         pause = 0.000_05
         while time.monotonic() < deadline:
             time.sleep(pause)
-            pause = min(pause * 1.5, 0.001)
+            pause = min(pause * 1.5, 0.000_3)
             try:
                 return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,0 +1,1 @@
+"""Measures Packhorse beside a peer and beside the bare store: `python -m bench --store sqlite`."""

@@ -1,0 +1,18 @@
+"""The scenarios in the order they are taken. Each has `TITLE`, `run(lab) -> figures` and `tables(figures)`."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from bench.scenarios import backlog, drain, enqueue, idle, latency, mixed, profile, sustained
+
+SCENARIOS: dict[str, ModuleType] = {
+    "enqueue": enqueue,
+    "drain": drain,
+    "backlog": backlog,
+    "latency": latency,
+    "sustained": sustained,
+    "idle": idle,
+    "mixed": mixed,
+    "profile": profile,
+}

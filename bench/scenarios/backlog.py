@@ -1,0 +1,79 @@
+"""Does a long queue slow the workers down? The same number of jobs from a short queue and off the top of a long one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from rich.table import Table
+
+from bench.drains import drain
+from bench.figures import paired, spread
+from bench.lab import Lab
+from bench.report import number, with_spread
+from bench.systems import BareSystem, PackhorseSystem, System
+
+TITLE = "Backlog: drain rate with few and with many jobs waiting, jobs per second"
+FILL_DEADLINE = 60.0
+FILL_CHUNK = 20_000
+
+
+def run(lab: Lab) -> dict[str, Any]:
+    sizes = lab.sizes
+    short: list[System] = [PackhorseSystem(lab), BareSystem(lab)]
+    long: list[System] = [PackhorseSystem(lab), BareSystem(lab)]
+    waiting = {}
+    for few, many in zip(short, long, strict=True):
+        lab.step(f"backlog: {sizes.backlog_waiting:,} jobs for {few.name}")
+        few.fill(range(1, sizes.backlog_jobs + 1))
+        waiting[many.name] = _fill(many, sizes.backlog_waiting)
+    rates: dict[str, dict[str, list[float]]] = {system.name: {"short": [], "long": []} for system in short}
+    performed: dict[str, set[int]] = {system.name: set() for system in short}
+    for repetition in lab.repetitions("backlog"):
+        for few, many in zip(short, long, strict=True):
+            lab.step(f"backlog: {few.name}, {repetition} of {sizes.repetitions}")
+            copy = few.copy()
+            rates[few.name]["short"].append(drain(copy, sizes.backlog_jobs)["rate"])
+            copy.close()
+            # Goes on where the last repetition stopped: the queue is hardly shorter, and filling it takes longest.
+            before = performed[many.name]
+            taken = drain(many, waiting[many.name], part=sizes.backlog_jobs, before=before)
+            rates[many.name]["long"].append(taken["rate"])
+            before.update(taken["numbers"])
+    for system in (*short, *long):
+        system.close()
+    figures: dict[str, Any] = {"drained": sizes.backlog_jobs}
+    for name, taken_rates in rates.items():
+        few_rate, many_rate = spread(taken_rates["short"]), spread(taken_rates["long"])
+        kept = paired(taken_rates["long"], taken_rates["short"])
+        fall = {"median": 100 - kept["median"] * 100, "min": 100 - kept["max"] * 100, "max": 100 - kept["min"] * 100}
+        figures[name] = {"waiting": waiting[name], "short": few_rate, "long": many_rate, "fall_percent": fall}
+    ours, bare = (figures[name]["fall_percent"]["median"] for name in ("packhorse", "bare"))
+    figures["difference_points"] = ours - bare
+    return figures
+
+
+def _fill(system: System, jobs: int) -> int:
+    """Bounded in time: how many there are now."""
+    deadline = time.monotonic() + FILL_DEADLINE
+    rest = iter(range(1, jobs + 1))
+    filled = 0
+    while time.monotonic() < deadline and (part := list(islice(rest, FILL_CHUNK))):
+        system.fill(part)
+        filled += len(part)
+    if filled < jobs:
+        system.lab.note(f"{system.name}: filling was stopped after {FILL_DEADLINE:g} s with {filled:,} jobs")
+    return filled
+
+
+def tables(figures: dict[str, Any]) -> Iterator[Table]:
+    drained = number(figures["drained"])
+    table = Table("", f"{drained} waiting", "many waiting", f"first {drained} of the many", "fall")
+    for name in ("packhorse", "bare"):
+        row = figures[name]
+        fall = with_spread(row["fall_percent"]) + " %"
+        table.add_row(name, with_spread(row["short"]), number(row["waiting"]), with_spread(row["long"]), fall)
+    table.add_row("difference", "", "", "", f"{figures['difference_points']:.1f} points")
+    yield table

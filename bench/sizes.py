@@ -1,0 +1,51 @@
+"""How much each scenario does: enough to mean something, or just enough to see that it works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROCESSES = 2
+CONCURRENCY = 8
+BARE_BATCH = 100
+BARE_LARGE_BATCH = 300
+
+
+@dataclass(frozen=True)
+class Sizes:
+    repetitions: int = 3
+    scenario_seconds: float = 60.0  # a new repetition begins only within these
+    enqueue_jobs: int = 4_000
+    bulk_jobs: int = 30_000
+    drain_jobs: int = 60_000
+    drain_huey_jobs: int = 10_000
+    drain_bare_jobs: int = 120_000
+    backlog_jobs: int = 60_000
+    backlog_waiting: int = 1_000_000
+    latency_jobs: int = 200
+    sustained_seconds: float = 10.0
+    idle_seconds: float = 10.0
+    mixed_jobs: int = 3_600
+    mixed_long: float = 5.0
+    mixed_paced_seconds: float = 10.0
+    profile_jobs: int = 30_000
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    repetitions=1,
+    scenario_seconds=10.0,
+    enqueue_jobs=500,
+    bulk_jobs=5_000,
+    drain_jobs=10_000,
+    drain_huey_jobs=1_000,
+    drain_bare_jobs=30_000,
+    backlog_jobs=10_000,
+    backlog_waiting=60_000,
+    latency_jobs=50,
+    sustained_seconds=2.0,
+    idle_seconds=2.0,
+    mixed_jobs=800,
+    mixed_long=1.0,
+    mixed_paced_seconds=2.0,
+    profile_jobs=10_000,
+)

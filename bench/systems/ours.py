@@ -1,0 +1,86 @@
+"""Packhorse, through its public API and its real worker command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import psutil
+
+from bench import jobs
+from bench.lab import Lab
+from bench.sizes import CONCURRENCY, PROCESSES
+from bench.systems.base import START_DEADLINE, Running, System, python
+from packhorse import JobState
+
+QUEUE = "default"
+CHUNK = 10_000
+
+
+class PackhorseSystem(System):
+    name = "packhorse"
+
+    def __init__(self, lab: Lab, database: Path | None = None) -> None:
+        super().__init__(lab, database)
+        self.url = f"sqlite:///{self.database}"
+        self.app = jobs.make_app(self.url)
+        self.noop = self.app.tasks[jobs.NOOP]
+        self.nap = self.app.tasks[jobs.NAP]
+
+    def enqueue(self, number: int) -> None:
+        self.noop.enqueue(number, "two", three=3)
+
+    def fill(self, numbers: Iterable[int]) -> None:
+        call = self.noop.call
+        rest = iter(numbers)
+        while part := list(islice(rest, CHUNK)):
+            self.app.enqueue_many(call(number, "two", three=3) for number in part)
+
+    def start(self, *, held: bool = False) -> Running:
+        """Held by a paused queue: the workers are up and look, and `go` lets both begin at the same moment."""
+        if held:
+            self.app.control.pause(QUEUE, reason="bench")
+        return PackhorseRunning(self)
+
+    def go(self) -> None:
+        self.app.control.resume(QUEUE)
+
+    def counts(self) -> dict[JobState, int]:
+        return self.app.inspection.counts()
+
+    def unfinished(self) -> int:
+        return sum(number for state, number in self.counts().items() if not state.finished)
+
+    def close(self) -> None:
+        self.app.close()
+
+
+class PackhorseRunning(Running):
+    def __init__(self, system: PackhorseSystem) -> None:
+        command = Path(sys.executable).with_name("packhorse")
+        start = [str(command)] if command.exists() else python("-m", "packhorse")
+        options = ["--processes", str(PROCESSES), "--concurrency", str(CONCURRENCY), "--log-level", "WARNING"]
+        env = {"PACKHORSE_STORE": system.url}
+        super().__init__(system.lab, system.name, [[*start, "worker", "bench.jobs:app", *options]], env, signal.SIGTERM)
+        self._system = system
+        self.pids: list[int] = []
+        if not self.wait_until(self._enrolled, START_DEADLINE):
+            self.stop()
+            raise RuntimeError(f"The workers of Packhorse did not start: {self.log.read_text()[-2000:]}")
+
+    def roles(self) -> dict[int, str]:
+        """The role of each of our processes by its pid."""
+        mine = {process.pid for process in self.tree()}
+        return {view.pid: view.role for view in self._system.app.inspection.processes() if view.pid in mine}
+
+    def workers(self) -> list[psutil.Process]:
+        if not self.pids:
+            self.pids = [pid for pid, role in self.roles().items() if role == "worker"]
+        return [psutil.Process(pid) for pid in self.pids if psutil.pid_exists(pid) and pid != os.getpid()]
+
+    def _enrolled(self) -> bool:
+        return sorted(self.roles().values()) == ["dispatcher", "supervisor"] + ["worker"] * PROCESSES
