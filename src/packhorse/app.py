@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from packhorse.clock import Clock, SystemClock
 from packhorse.config import Settings
-from packhorse.control import Control
-from packhorse.errors import DuplicateTask, EnqueueError, JobNotFound, StoreError
+from packhorse.control import Control, known_id
+from packhorse.errors import DuplicateTask, EnqueueError, StoreError
 from packhorse.handle import JobHandle
-from packhorse.ids import from_text
 from packhorse.inspection import Inspection
 from packhorse.job import Job
 from packhorse.queues import check_name
@@ -108,10 +107,7 @@ class Packhorse:
 
     def job(self, id: str | uuid.UUID) -> JobHandle[Any]:
         """The job of that id, enqueued by any process; JobNotFound where there is none."""
-        try:
-            handle: JobHandle[Any] = JobHandle(self, from_text(id))
-        except ValueError:
-            raise JobNotFound(str(id)) from None
+        handle: JobHandle[Any] = JobHandle(self, known_id(id))
         handle.look()
         return handle
 

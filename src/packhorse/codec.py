@@ -37,9 +37,8 @@ def decode_arguments(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
         if version == VERSION and type(args) is list and type(kwargs) is dict:
             return args, kwargs
         if type(version) is int and version != VERSION:
-            raise PayloadError(
-                f"The payload has version {version}, this Packhorse reads {VERSION}: upgrade the worker."
-            )
+            why = f"The payload has version {version}; this Packhorse reads {VERSION}. Upgrade the worker."
+            raise PayloadError(why)
     raise PayloadError("The payload is not an envelope that Packhorse wrote.")
 
 

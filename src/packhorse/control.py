@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import getpass
+import uuid
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from packhorse.clock import length, to_microseconds
+from packhorse.errors import ConfigError, JobNotFound
 from packhorse.ids import from_text
 from packhorse.queues import check_name
 from packhorse.stores.contract import Act, Change, Selection
@@ -15,22 +17,29 @@ from packhorse.stores.contract import Act, Change, Selection
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
 
+IDS_AT_ONCE = 1_000
+
 
 class Control:
     def __init__(self, app: Packhorse) -> None:
         self._app = app
 
     def cancel(self, ids: Iterable[str], *, reason: str = "cancelled", actor: str | None = None) -> int:
-        return self.act(_these(ids), Change(Act.CANCEL), reason=reason, actor=actor)
+        return self._on(ids, Act.CANCEL, reason, actor)
 
     def retry(self, ids: Iterable[str], *, reason: str = "", actor: str | None = None) -> int:
-        return self.act(_these(ids), Change(Act.RETRY), reason=reason, actor=actor)
+        return self._on(ids, Act.RETRY, reason, actor)
 
     def run_now(self, ids: Iterable[str], *, reason: str = "", actor: str | None = None) -> int:
-        return self.act(_these(ids), Change(Act.RUN_NOW), reason=reason, actor=actor)
+        return self._on(ids, Act.RUN_NOW, reason, actor)
 
     def discard(self, ids: Iterable[str], *, reason: str = "", actor: str | None = None) -> int:
-        return self.act(_these(ids), Change(Act.DISCARD), reason=reason, actor=actor)
+        return self._on(ids, Act.DISCARD, reason, actor)
+
+    def _on(self, ids: Iterable[str], act: Act, reason: str, actor: str | None) -> int:
+        raw = [known_id(id) for id in ids]
+        parts = (Selection(ids=raw[start : start + IDS_AT_ONCE]) for start in range(0, len(raw), IDS_AT_ONCE))
+        return sum(self.act(part, Change(act), reason=reason, actor=actor) for part in parts)
 
     def act(self, selection: Selection, change: Change, *, reason: str = "", actor: str | None = None) -> int:
         """Any act on any selection, in batches; how many jobs moved or will."""
@@ -51,6 +60,8 @@ class Control:
     ) -> None:
         """No job of the queue is claimed until it is resumed, or until that time."""
         if until is not None:
+            if isinstance(until, datetime) and until.tzinfo is None:
+                raise ConfigError(f"until={until} has no time zone. Use an aware datetime, or a timedelta.")
             until = to_microseconds(until) if isinstance(until, datetime) else self._app.clock.now() + length(until)
         self._app.store.pause(check_name(queue, "queue name"), until, actor or _me(), reason)
 
@@ -58,8 +69,12 @@ class Control:
         return self._app.store.resume(check_name(queue, "queue name"), actor or _me(), reason)
 
 
-def _these(ids: Iterable[str]) -> Selection:
-    return Selection(ids=[from_text(id) for id in ids])
+def known_id(id: str | uuid.UUID) -> bytes:
+    """The bytes of a job id; JobNotFound where the text cannot be one."""
+    try:
+        return from_text(id)
+    except ValueError:
+        raise JobNotFound(str(id)) from None
 
 
 def _me() -> str:

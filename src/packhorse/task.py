@@ -213,6 +213,10 @@ class CoroutineTask(BaseTask[P, R_co]):
 def make_task(app: Packhorse, function: Callable[..., Any], given: Declared) -> BaseTask[..., Any]:
     if not callable(function) or isinstance(function, type | BaseTask):
         raise ConfigError(f"@app.task goes on a function, not on {function!r}.")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"{function.__qualname__} yields, so calling it would run nothing. Return its values instead."
+        )
     declared: dict[str, Any] = dict(given)
     if unknown := set(declared) - set(Declared.__annotations__):
         known = ", ".join(Declared.__annotations__)

@@ -43,6 +43,10 @@ def status(app: str | None, store: str | None, as_json: bool) -> None:
       packhorse status --store sqlite:///packhorse.db --json
     """
     application = _application(app, store)
+    if not application.store.exists():
+        raise click.ClickException(
+            f"There is no store at {application.store.url} yet. Check the URL, or enqueue first."
+        )
     queues, processes = application.inspection.queues(), application.inspection.processes()
     if as_json:
         click.echo(json.dumps({"queues": [_queue(q) for q in queues], "processes": [_process(p) for p in processes]}))

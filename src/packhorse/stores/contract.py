@@ -323,6 +323,10 @@ class Store(ABC):
 
     # The store itself.
 
+    def exists(self) -> bool:
+        """Looking only: False where the first use would create it."""
+        return True
+
     @abstractmethod
     def migrate(self) -> list[str]:
         """Bring the schema up to date; names of the steps taken."""

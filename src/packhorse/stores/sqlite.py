@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
-from packhorse.errors import SchemaError, StoreURLError
+from packhorse.errors import ConfigError, SchemaError, StoreURLError
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
 from packhorse.job import Job, JobState, NewJob, Token
@@ -52,6 +52,7 @@ from packhorse.stores.sqlite_watch import SQLiteWatch
 
 log = logging.getLogger("packhorse.store")
 
+OLDEST = (3, 35)
 WAL_WARNING = 256 << 20
 WAL_WARNING_EVERY = 60.0
 PUT_BACK = """
@@ -64,6 +65,8 @@ RENEW = "update process set lease_until = ? + lease where id = ? and boot = ? an
 
 class SQLiteStore(Store):
     def __init__(self, url: str, clock: Clock | None = None) -> None:
+        if sqlite3.sqlite_version_info < OLDEST:
+            raise ConfigError(f"Python uses SQLite {sqlite3.sqlite_version} here; Packhorse needs 3.35 or later.")
         self.url = url
         self.clock = clock or SystemClock()
         path, options = _parse(url)
@@ -398,6 +401,9 @@ class SQLiteStore(Store):
             return {id for id in ids if not any(flag for (flag,) in c.execute(unfinished, (id,)))}
 
     # The store itself.
+
+    def exists(self) -> bool:
+        return self.path.exists()
 
     def migrate(self) -> list[str]:
         known = steps("sqlite")

@@ -1,0 +1,1 @@
+"""A shop that leaves its slow work to the background."""

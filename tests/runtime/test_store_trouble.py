@@ -1,0 +1,173 @@
+"""A worker whose store fails, forgets to answer, or will not take a value."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from packhorse import JobState, Packhorse, ResultUnavailable
+from packhorse.codec import encode_result
+from packhorse.errors import StoreDataError, StoreUnavailable
+from packhorse.outcome import Outcome
+from packhorse.runtime.embedded import Embedded
+from packhorse.stores.contract import Exchanged
+from tests.waiting import wait_until
+
+SOON = 20.0
+POISON = "poison"
+
+
+class Trouble:
+    """Stands before a store's `exchange`."""
+
+    def __init__(self, app: Packhorse, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.exchange = app.store.exchange
+        self.calls = 0
+        monkeypatch.setattr(app.store, "exchange", self)
+
+    def __call__(self, process: bytes, nonce: int, outcomes: Sequence[Outcome], *args: Any, **kwargs: Any) -> Exchanged:
+        self.calls += 1
+        self.before(outcomes)
+        reply = self.exchange(process, nonce, outcomes, *args, **kwargs)
+        self.after(reply, outcomes)
+        return reply
+
+    def before(self, outcomes: Sequence[Outcome]) -> None: ...
+
+    def after(self, reply: Exchanged, outcomes: Sequence[Outcome]) -> None: ...
+
+
+@pytest.fixture
+def runs() -> Counter[int]:
+    """How often each job was performed."""
+    return Counter()
+
+
+@pytest.fixture
+def count(app: Packhorse, runs: Counter[int]) -> Any:
+    @app.task
+    def count(number: int) -> str:
+        runs[number] += 1
+        return POISON if number % 25 == 7 else "sound"
+
+    return count
+
+
+def perform_all(app: Packhorse, count: Any, number: int) -> list[Any]:
+    jobs = app.enqueue_many(count.call(n) for n in range(number))
+    with Embedded(app, concurrency=3):
+        wait_until(lambda: app.inspection.counts()[JobState.SUCCEEDED] == number)
+    assert app.inspection.processes() == []
+    return jobs
+
+
+@pytest.mark.parametrize("kind", ["claims", "outcomes"])
+def test_a_lost_reply_strands_nothing_and_doubles_nothing(
+    app: Packhorse, count: Any, runs: Counter[int], monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    """The store did it, but the worker never heard: each job is performed once and ends."""
+
+    class Forgetful(Trouble):
+        lost = 0
+
+        def after(self, reply: Exchanged, outcomes: Sequence[Outcome]) -> None:
+            if (reply.claims if kind == "claims" else outcomes) and self.lost < 3:
+                self.lost += 1
+                raise StoreUnavailable("the reply was lost")
+
+    trouble = Forgetful(app, monkeypatch)
+    jobs = perform_all(app, count, 100)
+    assert trouble.lost == 3
+    assert runs == dict.fromkeys(range(100), 1)
+    assert {(job.look().attempts, job.look().losses) for job in jobs} == {(1, 0)}
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(
+    app: Packhorse, count: Any, runs: Counter[int], monkeypatch: pytest.MonkeyPatch
+):
+    """What ended meanwhile is kept and written later, once."""
+
+    class Away(Trouble):
+        def before(self, outcomes: Sequence[Outcome]) -> None:
+            if self.calls in (1, 2, 4):
+                raise StoreUnavailable("away")
+
+    perform_all(app, count, 100)
+    Away(app, monkeypatch)
+    perform_again = app.enqueue_many(count.call(n) for n in range(100, 150))
+    with Embedded(app, concurrency=3):
+        for job in perform_again:
+            job.result(SOON)
+    assert runs == dict.fromkeys(range(150), 1)
+
+
+class Picky(Trouble):
+    """Takes no poison."""
+
+    def before(self, outcomes: Sequence[Outcome]) -> None:
+        if any(outcome.result == encode_result(POISON) for outcome in outcomes):
+            raise StoreDataError("this value cannot be stored")
+
+
+def check_poison(jobs: list[Any], runs: Counter[int]) -> None:
+    for number, job in enumerate(jobs):
+        if number % 25 == 7:
+            with pytest.raises(ResultUnavailable, match=r"the store refused it \(StoreDataError\)"):
+                job.result(SOON)
+        else:
+            assert job.result(SOON) == "sound"
+    assert runs == dict.fromkeys(range(len(jobs)), 1)
+
+
+def test_an_outcome_the_store_will_not_take_is_stored_bare(
+    app: Packhorse, count: Any, runs: Counter[int], monkeypatch: pytest.MonkeyPatch
+):
+    """The others of its batch are written as they are, and nothing is performed twice."""
+    Picky(app, monkeypatch)
+    check_poison(perform_all(app, count, 100), runs)
+
+
+def test_an_outcome_is_not_lost_when_the_store_fails_while_it_is_set_apart(
+    app: Packhorse, count: Any, runs: Counter[int], monkeypatch: pytest.MonkeyPatch
+):
+    """Two kinds of trouble at once: the batch is offered again as a whole."""
+
+    class PickyAndAway(Picky):
+        apart = away = 0
+
+        def before(self, outcomes: Sequence[Outcome]) -> None:
+            if self.apart and self.away < 3:
+                self.apart = 0
+                self.away += 1
+                raise StoreUnavailable("away")
+            try:
+                super().before(outcomes)
+            except StoreDataError:
+                self.apart = 1
+                raise
+
+    trouble = PickyAndAway(app, monkeypatch)
+    check_poison(perform_all(app, count, 100), runs)
+    assert trouble.away == 3
+
+
+def test_a_worker_that_stops_while_its_store_is_away_gives_up_in_time(
+    app: Packhorse, count: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Leaving must not take for ever."""
+    away = threading.Event()
+
+    class Away(Trouble):
+        def before(self, outcomes: Sequence[Outcome]) -> None:
+            if away.is_set():
+                raise StoreUnavailable("away")
+
+    Away(app, monkeypatch)
+    with Embedded(app) as embedded:
+        count.enqueue(1).result(SOON)
+        away.set()
+        for process in embedded._processes:
+            process.stop(within=0.2)
+    assert [thread.is_alive() for thread in embedded._threads] == [False, False]

@@ -1,0 +1,156 @@
+"""The `packhorse` command."""
+
+import importlib
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from packhorse import JobState, Packhorse, __version__
+from packhorse.cli import main
+from packhorse.failpoints import POINTS
+from tests.waiting import wait_until
+
+Run = Callable[..., Result]
+
+
+def shop_app() -> Packhorse:
+    app: Packhorse = importlib.import_module("corner_shop").app
+    return app
+
+
+def test_every_command_explains_itself_with_an_example(packhorse: Run):
+    """`-h` does as well as `--help`."""
+    for name in (None, *main.commands):
+        args = [name] if name else []
+        result = packhorse(*args, "--help")
+        assert result.exit_code == 0
+        assert "Example" in result.output
+        assert "packhorse " in result.output.split("Example")[1]
+        assert packhorse(*args, "-h").output == result.output
+
+
+def test_the_version_is_the_packages(packhorse: Run):
+    """One place says it."""
+    assert packhorse("--version").output == f"packhorse, version {__version__}\n"
+
+
+def test_status_of_an_empty_store(shop: Path, packhorse: Run):
+    """Nothing is said in words, or in empty lists."""
+    packhorse("migrate")
+    assert "No jobs" in packhorse("status", "corner_shop:app").output
+    assert "nobody performs jobs" in packhorse("status").output
+    assert json.loads(packhorse("status", "--json").output) == {"queues": [], "processes": []}
+
+
+def test_status_shows_queues_by_state(shop: Path, packhorse: Run):
+    """A paused queue is marked, whether it is named by its application or by its store."""
+    app = shop_app()
+    app.enqueue_many(app.tasks["corner_shop.double"].call(number) for number in range(3))
+    app.tasks["corner_shop.mail"].using(run_after=3600).enqueue("ann")
+    app.control.pause("mail", reason="the server moves", actor="ann")
+    for which in (["corner_shop"], ["--store", f"sqlite:///{shop}/shop.db"]):
+        result = packhorse("status", *which)
+        assert result.exit_code == 0
+        assert "mail (paused)" in result.output
+        assert "scheduled" in result.output
+        queues = json.loads(packhorse("status", *which, "--json").output)["queues"]
+        default, mail = sorted(queues, key=lambda queue: str(queue["queue"]))
+        assert default == {"queue": "default", "paused": None} | dict.fromkeys(JobState, 0) | {"ready": 3}
+        assert mail["scheduled"] == 1
+        assert mail["paused"] == {"until": None, "reason": "the server moves", "actor": "ann"}
+    app.close()
+
+
+def test_migrate_tells_what_it_did(shop: Path, packhorse: Run):
+    """And does nothing the second time."""
+    first = json.loads(packhorse("migrate", "--json").output)
+    assert first["applied"][0] == "0001_jobs"
+    assert first["version"] == len(first["applied"])
+    assert json.loads(packhorse("migrate", "--json").output) == {"applied": [], "version": first["version"]}
+    assert packhorse("migrate", "corner_shop:app").output.startswith("Nothing to do: the schema is at version")
+    assert "Applied 0001_jobs" in packhorse("migrate", "--store", f"sqlite:///{shop}/other.db").output
+
+
+def test_failpoints_are_listed(packhorse: Run):
+    """Each with its place."""
+    assert json.loads(packhorse("failpoints", "--json").output) == POINTS
+    assert len(packhorse("failpoints").output.splitlines()) == len(POINTS)
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "message"),
+    [
+        (["status", "--store", "nonsense"], 1, "Cannot use the store URL 'nonsense': it has no scheme"),
+        (["status", "--store", "sqlite:///mispelt.db"], 1, "There is no store at sqlite:///mispelt.db yet"),
+        (["migrate", "--store", "sqlite:////no/such/folder/jobs.db"], 1, "does not exist. Create it"),
+        (["migrate", "--store", "sqlite:///garbage.db"], 1, "file is not a database"),
+        (["status", "no_such_shop:app"], 1, "There is no module 'no_such_shop'"),
+        (["status", "corner_shop:nothing"], 1, "corner_shop.nothing is not a Packhorse application"),
+        (["status", "json"], 1, "json has 0 Packhorse applications"),
+        (["status", ":app"], 1, "names no module"),
+        (["worker", "no_such_shop:app"], 1, "There is no module 'no_such_shop'"),
+        (["worker", "corner_shop:app", "--queues", "no spaces"], 1, "cannot be a queue name"),
+        (["worker"], 2, "Missing argument 'APP'"),
+        (["worker", "corner_shop:app", "--concurrency", "0"], 2, "0 is not in the range x>=1"),
+        (["worker", "corner_shop:app", "--log-level", "LOUD"], 2, "'LOUD' is not one of"),
+        (["status", "corner_shop:app", "--store", "memory://"], 2, "Name an APP or a --store, not both"),
+        (["status", "--jsno"], 2, "No such option"),
+        (["stauts"], 2, "No such command 'stauts'"),
+    ],
+)
+def test_a_mistake_is_one_clear_message(shop: Path, packhorse: Run, args: list[str], status: int, message: str):
+    """No traceback; exit status 1, or 2 where the command itself was given wrongly."""
+    (shop / "garbage.db").write_bytes(b"This is not a database." * 1000)
+    result = packhorse(*args)
+    assert result.exit_code == status
+    assert message in result.output
+    assert "Error: " in result.output
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_an_error_inside_the_application_is_shown_as_it_is(shop: Path, packhorse: Run):
+    """A module that cannot be imported is the author's to mend, and needs its traceback."""
+    (shop / "broken_shop.py").write_text("import no_such_library\n")
+    result = packhorse("status", "broken_shop:app")
+    assert isinstance(result.exception, ModuleNotFoundError)
+    assert result.exception.name == "no_such_library"
+
+
+def test_a_burst_performs_what_is_ready_and_leaves(shop: Path, command: Callable[..., Any]):
+    """The real command, with two worker processes: every job is performed, and nobody stays behind."""
+    app = shop_app()
+    double, mail = app.tasks["corner_shop.double"], app.tasks["corner_shop.mail"]
+    jobs = app.enqueue_many([*(double.call(number) for number in range(50)), mail.call("ann")])
+    worker = command("worker", "corner_shop:app", "--burst", "--processes", "2", "--concurrency", "4")
+    _, log = worker.communicate(timeout=60)
+    assert worker.returncode == 0, log
+    assert [job.result(0) for job in jobs] == [*(2 * number for number in range(50)), "hello ann"]
+    assert app.inspection.processes() == []
+    assert "Traceback" not in log
+    app.close()
+
+
+def test_a_worker_stops_when_it_is_asked_to(shop: Path, command: Callable[..., Any]):
+    """TERM ends it with status 0; meanwhile `status` shows it at work."""
+    app = shop_app()
+    worker = command("worker", "corner_shop:app", "--processes", "1", "--queues", "mail,*", "--log-level", "WARNING")
+    try:
+        assert app.tasks["corner_shop.mail"].enqueue("bob").result(timeout=30) == "hello bob"
+        wait_until(lambda: len(app.inspection.processes()) == 3, "all three processes to enrol")
+        status = command("status", "--json")
+        processes = json.loads(status.communicate(timeout=30)[0])["processes"]
+        assert sorted(process["role"] for process in processes) == ["dispatcher", "supervisor", "worker"]
+        assert [process["queues"] for process in processes if process["role"] == "worker"] == ["mail,*"]
+        worker.send_signal(signal.SIGTERM)
+        out, log = worker.communicate(timeout=30)
+    finally:
+        worker.kill()
+    assert (worker.returncode, out, log) == (0, "", "")
+    wait_until(lambda: app.inspection.processes() == [])
+    app.close()

@@ -1,0 +1,66 @@
+"""Mistakes that a type checker should find. Each line that ends in `# error` must be reported, and no other."""
+
+from datetime import timedelta
+
+from packhorse import JobHandle, Packhorse
+
+app = Packhorse("shop", "memory://")
+
+
+@app.task
+def resize(photo: int, *, width: int = 100) -> str:
+    return f"{photo} is {width} wide"
+
+
+@app.task(retries=3)
+async def fetch(url: str) -> str | None:
+    return None
+
+
+# Arguments are those of the function.
+resize.enqueue()  # error
+resize.enqueue("42")  # error
+resize.enqueue(42, 100)  # error
+resize.enqueue(42, height=3)  # error
+resize.delay("42")  # error
+resize.call("42")  # error
+resize("42")  # error
+fetch.enqueue(42)  # error
+fetch.using(priority=1).enqueue(42)  # error
+
+# Results too.
+number: int = resize.enqueue(42).result()  # error
+text: str = fetch.enqueue("x").result()  # error
+wrong_handle: JobHandle[int] = resize.enqueue(42)  # error
+many: list[JobHandle[int]] = app.enqueue_many([resize.call(1)])  # error
+
+# Options are known by name and type, where a task is declared and where one job differs.
+resize.using(retries=3)  # error
+resize.using(priority="high")  # error
+resize.using(queue="mail")  # error
+resize.using(run_after="tomorrow")  # error
+resize.using(tags=["a"])  # error
+app.task(retires=3)  # error
+app.task(retries="3")  # error
+app.task(on_worker_lost="panic")  # error
+app.task(retry_for="ValueError")  # error
+app.task(timedelta(seconds=1))  # error
+
+# Options do not go into enqueue: they would get in the way of the function's own arguments.
+resize.enqueue(42, priority=5)  # error
+resize.enqueue(42, run_after=timedelta(hours=1))  # error
+
+# A job is not awaited, and only a call can be enqueued with others.
+app.enqueue_many([resize.enqueue(1)])  # error
+app.enqueue(resize)  # error
+
+
+async def twins() -> None:
+    await resize.enqueue(42)  # error
+    await resize(42)  # error
+    await resize.aenqueue("42")  # error
+    await (await fetch.aenqueue("x")).aresult(timeout="soon")  # error
+
+
+async def wrong_result() -> int:
+    return await (await fetch.aenqueue("x")).aresult()  # error
