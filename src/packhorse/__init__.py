@@ -21,6 +21,7 @@ from packhorse.errors import (
 from packhorse.handle import JobHandle
 from packhorse.job import Attempt, Failure, FailureKind, Job, JobState
 from packhorse.retry import Exponential, Fixed
+from packhorse.runtime.embedded import Embedded
 from packhorse.task import Call, CoroutineTask, Task
 
 __version__ = "0.1.0.dev0"
@@ -32,6 +33,7 @@ __all__ = [
     "ConfigError",
     "CoroutineTask",
     "DuplicateTask",
+    "Embedded",
     "EnqueueError",
     "Exponential",
     "Failure",
