@@ -18,6 +18,7 @@ demo: $(VENV)/.stamp-run ## run the example: enqueue, perform, look (no server n
 	$(PY) examples/demo.py $(ARGS)
 
 test: $(VENV)/.stamp-dev ## run the whole test suite
+	@scripts/install-strace || test -z "$$CI"
 	$(PY) -m pytest -n 2 $(ARGS)
 
 test-all: ## run the whole test suite on every supported Python found here

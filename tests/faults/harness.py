@@ -1,0 +1,374 @@
+"""Real processes for the fault tests: a place to work in, workers to start and kill, and one check of what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packhorse import Packhorse, codec
+from packhorse.ids import from_text
+from packhorse.job import Job, JobState
+from tests.faults.apps import Ledger, make_app
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+STATES = list(JobState)  # stored by number, from 1
+SHORT = {"heartbeat": 0.25, "lease": 1.0, "polling_interval": 0.2, "shutdown_timeout": 10.0}
+QUICK = {"packhorse.runtime.dispatcher.ADOPT_EVERY": 0.2}
+
+
+class Line(NamedTuple):
+    """One line of the ledger."""
+
+    key: str
+    pid: int
+    what: str
+    at: int
+
+
+class Row(NamedTuple):
+    """What the file says of a job, read without Packhorse."""
+
+    id: bytes
+    key: str
+    state: str
+    attempts: int
+    losses: int
+    finished_at: int | None
+
+
+@dataclass
+class Place:
+    """A folder of our own with a database and a ledger, and all processes started in it."""
+
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=lambda: dict(SHORT))
+    constants: dict[str, Any] = field(default_factory=lambda: dict(QUICK))
+    store_folder: Path | None = None
+    options: str = ""
+
+    def __post_init__(self) -> None:
+        self.folder.chmod(0o700)
+        self.started: list[Workers | Client] = []
+
+    @property
+    def database(self) -> Path:
+        return (self.store_folder or self.folder) / "jobs.db"
+
+    @property
+    def wal(self) -> Path:
+        return self.database.with_name("jobs.db-wal")
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.database}{self.options}"
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder / "ledger")
+
+    @cached_property
+    def app(self) -> Packhorse:
+        return make_app(self.url, self.ledger.path, **self.settings)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACKHORSE_", "FAULTS_"))}
+        ours = {
+            "PACKHORSE_STORE": self.url,
+            "LEDGER": str(self.ledger.path),
+            "FAULTS_SETTINGS": json.dumps(self.settings),
+            "FAULTS_CONSTANTS": json.dumps(self.constants),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return kept | ours | more
+
+    # Doing.
+
+    def enqueue(self, task: str, *args: Any, **using: Any) -> str:
+        """One job; the connection is closed again, so that this process is no witness that keeps the file alive."""
+        handle = self.app.enqueue(self.app.tasks[task].using(**using).call(*args))
+        self.app.close()
+        return handle.id
+
+    def enqueue_many(self, task: str, *calls: tuple[Any, ...], **using: Any) -> list[str]:
+        prepared = self.app.tasks[task].using(**using)
+        handles = self.app.enqueue_many([prepared.call(*args) for args in calls])
+        self.app.close()
+        return [handle.id for handle in handles]
+
+    def let_go(self, key: str) -> None:
+        """End a `hold`."""
+        (self.folder / f"go-{key}").touch()
+
+    def workers(self, *options: str, failpoints: str = "", armed: str = "", log_level: str = "INFO") -> Workers:
+        workers = Workers(self, options, failpoints, armed, log_level)
+        self.started.append(workers)
+        return workers
+
+    def client(self, *arguments: str, failpoints: str = "", wrapper: Collection[str] = ()) -> Client:
+        client = Client(self, arguments, failpoints, wrapper)
+        self.started.append(client)
+        return client
+
+    # Looking.
+
+    def lines(self, key: str | None = None, what: str | None = None) -> list[Line]:
+        if not self.ledger.path.exists():
+            return []
+        split = (text.split() for text in self.ledger.path.read_text().splitlines())
+        lines = [Line(its_key, int(pid), its_what, int(at)) for its_key, pid, its_what, at in split]
+        return [line for line in lines if key in (None, line.key) and what in (None, line.what)]
+
+    def wait_started(self, key: str, times: int = 1, within: float = 20.0) -> Line:
+        """The line of its n-th start."""
+        found = wait_until(lambda: self.lines(key, "start")[times - 1 :], f"{key} started {times} times", within)
+        return found[0]
+
+    def wait_ran(self, key: str, times: int = 1) -> None:
+        wait_until(lambda: len(self.lines(key, "finish")) >= times, f"{key} finished {times} times")
+
+    def sql(self, statement: str, *parameters: Any) -> list[Any]:
+        with closing(sqlite3.connect(self.database, timeout=20, isolation_level=None)) as connection:
+            return connection.execute(statement, parameters).fetchall()
+
+    def rows(self) -> dict[bytes, Row]:
+        columns = "job.id, body, state, attempts, losses, finished_at"
+        found = self.sql(f"select {columns} from job left join payload on payload.id = job.id")
+        return {row[0]: Row(row[0], _key(row[1]), STATES[row[2] - 1], *row[3:]) for row in found}
+
+    def states(self) -> Counter[str]:
+        return Counter({str(STATES[code - 1]): n for code, n in self.sql("select state, count(*) from job group by 1")})
+
+    def job(self, id: str) -> Job:
+        job = self.app.store.job(from_text(id))
+        self.app.close()
+        assert job is not None
+        return job
+
+    def wait_state(self, id: str, state: str, within: float = 20.0) -> Job:
+        wait_until(lambda: self.rows()[from_text(id)].state == state, f"{id} is {state}", within)
+        return self.job(id)
+
+    def wait_all_finished(self, within: float = 30.0) -> None:
+        def unfinished() -> int:
+            return int(self.sql("select count(*) from job where state <= 4")[0][0])
+
+        wait_until(lambda: unfinished() == 0, "every job has finished", within)
+
+    # Judging.
+
+    def check(self, acknowledged: Iterable[str], *, others: Collection[str] = ()) -> None:
+        """Nothing lost, nothing run after its end, one place per job, a sound file.
+
+        Every acknowledged job has succeeded, apart from `others`, which the test judges itself. To be called when all
+        processes are gone.
+        """
+        rows = self.rows()
+        lost = [id for id in acknowledged if from_text(id) not in rows]
+        assert not lost, f"acknowledged and lost: {lost}"
+        excused = {from_text(id) for id in others}
+        unsuccessful = [row for row in rows.values() if row.state != "succeeded" and row.id not in excused]
+        assert not unsuccessful
+        assert self.sql("select hex(id) from job where state = 4") == [], "somebody still holds a job"
+        self.check_whole()
+        self._check_ledger(row for row in rows.values() if row.id not in excused)
+        assert self.sql("pragma integrity_check") == [("ok",)]
+        busy, _, _ = self.sql("pragma wal_checkpoint(truncate)")[0]
+        assert busy == 0
+
+    def check_whole(self) -> None:
+        """No job is there by halves."""
+        assert self.sql("select hex(id) from job where id not in (select id from payload)") == []
+        for table in ("payload", "ending", "attempt", "tag", "entry"):
+            stray = self.sql(f"select hex(id) from {table} where id not in (select id from job)")
+            assert stray == [], f"{table} has rows of jobs that are not there"
+        unfinished = "select hex(id) from ending where id in (select id from job where state <= 4)"
+        assert self.sql(unfinished) == [], "an unfinished job has an ending"
+
+    def _check_ledger(self, rows: Iterable[Row]) -> None:
+        lines = self.lines()
+        finished = {line.key for line in lines if line.what == "finish"}
+        last_start = {line.key: line.at for line in lines if line.what == "start"}
+        for row in rows:
+            assert row.key in finished, f"{row} succeeded without having run"
+            assert row.finished_at is not None
+            assert last_start[row.key] <= row.finished_at, f"{row} ran again after its end was recorded"
+
+    def end(self) -> None:
+        for process in self.started:
+            process.end()
+        if "app" in self.__dict__:
+            self.app.close()
+
+
+def _key(body: bytes | None) -> str:
+    if body is None:
+        return "?"
+    args, kwargs = codec.decode_arguments(body)
+    return str(args[0] if args else kwargs["key"])
+
+
+class Client:
+    """A script of client.py in a process of its own. What it printed is what it had been told."""
+
+    def __init__(self, place: Place, arguments: Iterable[str], failpoints: str, wrapper: Collection[str]) -> None:
+        command = [*wrapper, sys.executable, "-m", "tests.faults.client", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=place.environment(PACKHORSE_FAILPOINTS=failpoints),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def output(self, within: float = 60.0) -> list[str]:
+        """All it says until its end."""
+        out, self.errors = self.process.communicate(timeout=within)
+        return out.splitlines()
+
+    def succeeded(self, within: float = 60.0) -> list[str]:
+        lines = self.output(within)
+        assert self.process.returncode == 0, self.errors
+        return lines
+
+    def line(self) -> str:
+        """The next line."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def tell(self, text: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None and not stream.closed:
+                stream.close()
+
+
+class Workers:
+    """`packhorse worker` with its children, known by handles that outlive them."""
+
+    def __init__(self, place: Place, options: Iterable[str], failpoints: str, armed: str, log_level: str) -> None:
+        number = len(place.started)
+        self._log = place.folder / f"log-{number}"
+        self._marker = place.folder / f"armed-{number}"
+        more = {"PACKHORSE_FAILPOINTS": failpoints}
+        if armed:
+            more["FAULTS_ARMED"] = f"{armed} {self._marker}"
+        command = [sys.executable, "-m", "packhorse", "worker", "tests.faults.apps:app", "--log-level", log_level]
+        if "--processes" not in options:
+            command += ["--processes", "1"]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *options],
+                cwd=ROOT,
+                env=place.environment(**more),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._handles: dict[int, int] = {}
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_log(self, text: str, within: float = 20.0) -> None:
+        wait_until(lambda: text in self.log, f"the log says {text!r}", within)
+
+    # Children.
+
+    def pids(self, role: str) -> list[int]:
+        """The children of that role, in the order they were started."""
+        lines = [line for line in self.log.splitlines() if f"started {role} with pid " in line]
+        found = [int(line.rpartition(" ")[2]) for line in lines]
+        for pid in found:
+            self._hold(pid)
+        return found
+
+    def wait_pid(self, role: str, number: int = 1) -> int:
+        """The pid of the n-th child of that role."""
+        return wait_until(lambda: self.pids(role)[number - 1 :], f"a {role}")[0]
+
+    def _hold(self, pid: int) -> None:
+        if pid in self._handles:
+            return
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            ours = b"packhorse.runtime.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            ours = False
+        if ours:
+            self._handles[pid] = handle
+        else:
+            os.close(handle)
+
+    def kill_child(self, pid: int) -> None:
+        self._hold(pid)
+        signal.pidfd_send_signal(self._handles[pid], signal.SIGKILL)
+
+    def child_ended(self, pid: int) -> bool:
+        handle = self._handles.get(pid)
+        return handle is None or bool(select.select([handle], [], [], 0)[0])
+
+    def wait_children_gone(self, within: float = 20.0) -> None:
+        pids = [pid for role in ("worker", "dispatcher") for pid in self.pids(role)]
+        wait_until(lambda: all(map(self.child_ended, pids)), "the children are gone", within)
+
+    def wait_armed_killed(self, armed: str, within: float = 20.0) -> None:
+        """The process that was armed died of SIGKILL, and by nobody else's hand."""
+        if armed == "supervisor":
+            wait_until(lambda: self.process.poll() is not None, "the armed supervisor died", within)
+            assert self.process.returncode == -signal.SIGKILL, self.log
+            return
+        wait_until(lambda: self._marker.exists() and self._marker.read_text(), f"a {armed} is armed", within)
+        self.wait_log(f"{armed} with pid {self._marker.read_text()} was killed by SIGKILL", within)
+
+    # Signals.
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, number: int = signal.SIGTERM, within: float = 20.0) -> int:
+        """Send the signal, wait for the end; the exit status."""
+        self.process.send_signal(number)
+        return self.wait(within)
+
+    def wait(self, within: float = 20.0) -> int:
+        return self.process.wait(within)
+
+    def end(self) -> None:
+        for role in ("worker", "dispatcher"):
+            self.pids(role)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pid, handle in self._handles.items():
+            if not self.child_ended(pid):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        self._handles.clear()
