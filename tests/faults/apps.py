@@ -3,7 +3,7 @@
 PACKHORSE_STORE   where jobs live
 LEDGER            the effect ledger: a file outside the store, one line per start and finish of a task
 FAULTS_SETTINGS   settings of the application, JSON
-FAULTS_CONSTANTS  module constants to shorten, JSON: {"packhorse.stores.connections.DEADLINE": 0.5}
+FAULTS_CONSTANTS  module constants to shorten, JSON: {"packhorse.stores.sqlite_connections.DEADLINE": 0.5}
 FAULTS_ARMED      "role marker": only the first process of that role keeps its failpoints; the marker gets its pid
 """
 

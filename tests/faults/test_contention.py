@@ -13,7 +13,7 @@ from packhorse.ids import from_text
 from tests.faults.harness import Client, Place
 from tests.waiting import wait_until
 
-DEADLINE = "packhorse.stores.connections.DEADLINE"
+DEADLINE = "packhorse.stores.sqlite_connections.DEADLINE"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from packhorse import EnqueueError
 from packhorse.errors import StoreUnsafe
-from packhorse.stores.connections import NETWORK_FILE_SYSTEMS, mount_type
+from packhorse.stores.sqlite_place import NETWORK_FILE_SYSTEMS, mount_type
 from tests.faults.harness import Place
 
 NOBODY = 65_534
@@ -188,7 +188,7 @@ def test_the_mount_around_a_folder(folder: str, kind: str):
 
 
 def test_a_network_file_system_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("packhorse.stores.connections._file_system", lambda folder: "nfs4")
+    monkeypatch.setattr("packhorse.stores.sqlite_place._file_system", lambda folder: "nfs4")
     assert "nfs4" in NETWORK_FILE_SYSTEMS
     message = refusal(place)
     assert "lies on a network file system (nfs4)" in message

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: scripts/install-strace"),
 ]
-CHECKPOINT_PAGES = "packhorse.stores.connections.CHECKPOINT_PAGES"
+CHECKPOINT_PAGES = "packhorse.stores.sqlite_connections.CHECKPOINT_PAGES"
 
 
 def damage(said: list[str], files: dict[str, bytes], folder: Path) -> str:

@@ -1,8 +1,4 @@
-"""SQLite: one file, nothing to install.
-
-Every write is one immediate transaction under the lock of `connections.py`. Statements move whole batches, because each
-one lets go of the interpreter lock and may wait to get it back while the write lock is held.
-"""
+"""SQLite: one file, nothing to install. Every write is one immediate transaction, one at a time among all processes."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ from packhorse.job import Job, JobState, NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_exchange, sqlite_jobs
-from packhorse.stores.connections import Connections, Transaction
 from packhorse.stores.contract import (
     Act,
     Audit,
@@ -48,6 +43,7 @@ from packhorse.stores.contract import (
     stranger,
 )
 from packhorse.stores.migrate import steps
+from packhorse.stores.sqlite_connections import Connections, Transaction
 from packhorse.stores.sqlite_watch import SQLiteWatch
 
 log = logging.getLogger("packhorse.store")

@@ -6,9 +6,9 @@ import os
 import select
 import time
 
-from packhorse.stores.connections import Connections, raise_translated
 from packhorse.stores.contract import Watch
 from packhorse.stores.inotify import FileEvents
+from packhorse.stores.sqlite_connections import Connections, raise_translated
 
 FIRST_LOOK, LAST_LOOK = 0.000_2, 0.01  # pauses after a write until its commit is visible
 LOOK_ANYWAY = 0.25
