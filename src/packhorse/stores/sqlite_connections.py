@@ -16,7 +16,7 @@ from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreUnava
 from packhorse.stores.sqlite_place import prepare_place
 
 DEADLINE = 5.0
-CHECKPOINT_PAGES = 4_000
+CHECKPOINT_PAGES = 1_000
 
 _pools: WeakSet[Connections] = WeakSet()
 _open: WeakSet[Connection] = WeakSet()
