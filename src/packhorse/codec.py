@@ -22,11 +22,16 @@ INTEGER_BITS_CAP = 4096  # far below the number of digits where Python refuses t
 def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...] = ()) -> bytes:
     """`names` are the parameter names of the positional arguments, for error messages."""
     check = _Checker()
-    for place, value in enumerate(args):
-        check.value(value, f"argument {names[place]!r}" if place < len(names) else f"argument number {place + 1}")
-    for name, value in kwargs.items():
-        check.text(name, f"argument {name!r}")
-        check.value(value, f"argument {name!r}")
+    place: int | str = 0
+    try:
+        for place, value in enumerate(args):  # noqa: B007
+            check.value(value)
+        for place, value in kwargs.items():
+            check.text(place)
+            check.value(value)
+    except _Unstorable as error:
+        name = names[place] if isinstance(place, int) and place < len(names) else place
+        raise error.within(f"argument {name!r}" if isinstance(name, str) else f"argument number {name + 1}") from None
     return _bounded(_dump({"v": VERSION, "a": args, "k": kwargs}), "The arguments take")
 
 
@@ -46,7 +51,10 @@ def encode_result(value: Any) -> bytes | None:
     """None stands for None, so that most jobs store nothing."""
     if value is None:
         return None
-    _Checker().value(value, "the result")
+    try:
+        _Checker().value(value)
+    except _Unstorable as error:
+        raise error.within("the result") from None
     return _bounded(_dump(value), "The result takes")
 
 
@@ -82,51 +90,70 @@ def _load(data: bytes, what: str) -> Any:
         raise PayloadError(f"{what} cannot be decoded: {type(error).__name__}.") from None
 
 
+class _Unstorable(Exception):
+    """Why a value was refused. Its path is collected on the way out, so that good values pay nothing for it."""
+
+    def __init__(self, why: str, *, everywhere: bool = False) -> None:
+        self._why = why
+        self._everywhere = everywhere
+        self._path = ""
+
+    def inside(self, key: int | str) -> _Unstorable:
+        if not self._everywhere:
+            self._path = f"[{key!r}]{self._path}"
+        return self
+
+    def within(self, what: str) -> PayloadError:
+        return PayloadError(f"Cannot store {what}{self._path}: {self._why}")
+
+
 class _Checker:
     """Walks a value once; one budget of items for the whole payload."""
 
     def __init__(self) -> None:
         self._left = ITEMS_CAP
 
-    def value(self, value: Any, path: str, depth: int = 0) -> None:
+    def value(self, value: Any, depth: int = 0) -> None:
         kind = type(value)
         if kind is str:
-            self.text(value, path)
-        elif kind is float:
-            if not math.isfinite(value):
-                raise PayloadError(f"Cannot store {path}: {value} is not a finite number. Pass None or a text instead.")
+            self.text(value)
         elif kind is int:
             if value.bit_length() > INTEGER_BITS_CAP:
-                raise PayloadError(f"Cannot store {path}: the integer has more than {INTEGER_BITS_CAP} bits.")
+                raise _Unstorable(f"the integer has more than {INTEGER_BITS_CAP} bits.")
+        elif kind is float:
+            if not math.isfinite(value):
+                raise _Unstorable(f"{value} is not a finite number. Pass None or a text instead.")
         elif kind is list or kind is dict:
-            self._container(value, path, depth)
+            self._container(value, depth)
         elif value is not None and kind is not bool:
-            raise PayloadError(f"Cannot store {path}: {_describe(kind)}")
+            raise _Unstorable(_describe(kind))
 
-    def _container(self, value: list[Any] | dict[Any, Any], path: str, depth: int) -> None:
+    def _container(self, value: list[Any] | dict[Any, Any], depth: int) -> None:
         self._left -= len(value)
         if depth >= DEPTH_CAP:
-            raise PayloadError(f"Cannot store {path.split('[')[0]}: it is nested deeper than {DEPTH_CAP} levels.")
+            raise _Unstorable(f"it is nested deeper than {DEPTH_CAP} levels.", everywhere=True)
         if self._left < 0:
-            raise PayloadError(f"Cannot store {path.split('[')[0]}: it has more than {ITEMS_CAP:,} items in all.")
-        if isinstance(value, list):
-            for place, item in enumerate(value):
-                self.value(item, f"{path}[{place}]", depth + 1)
-            return
-        for key, item in value.items():
-            if type(key) is not str:
-                raise PayloadError(f"Cannot store {path}: the key {key!r} is not a text. Use text keys only.")
-            self.text(key, path)
-            self.value(item, f"{path}[{key!r}]", depth + 1)
+            raise _Unstorable(f"it has more than {ITEMS_CAP:,} items in all.", everywhere=True)
+        if isinstance(value, dict):
+            for key in value:
+                if type(key) is not str:
+                    raise _Unstorable(f"the key {key!r} is not a text. Use text keys only.")
+                self.text(key)
+        place: int | str = 0
+        try:
+            for place, item in value.items() if isinstance(value, dict) else enumerate(value):  # noqa: B007
+                self.value(item, depth + 1)
+        except _Unstorable as error:
+            raise error.inside(place) from None
 
-    def text(self, text: str, path: str) -> None:
+    def text(self, text: str) -> None:
         if "\0" in text:
-            raise PayloadError(f"Cannot store {path}: the text contains a NUL character. Remove it.")
+            raise _Unstorable("the text contains a NUL character. Remove it.")
         if not text.isascii():
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise PayloadError(f"Cannot store {path}: the text contains a lone surrogate.") from None
+                raise _Unstorable("the text contains a lone surrogate.") from None
 
 
 def _describe(kind: type) -> str:

@@ -189,6 +189,8 @@ def batched(c: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...
 
     `first` are the parameters before the rows.
     """
+    if len(rows) == 1:
+        return c.execute(_prepared(statement, 1, len(rows[0])), (*first, *rows[0])).rowcount
     changed = start = 0
     for size in _SIZES:
         while len(rows) - start >= size:
