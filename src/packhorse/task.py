@@ -99,21 +99,20 @@ class Call(Generic[R_co]):
 
     def new_job(self) -> NewJob:
         options = self.task.options
-        run_at, delay = _moment_or_length(options.run_after)
-        expires_at, lifetime = _moment_or_length(options.expires)
-        return NewJob(
+        job = NewJob(
             new_id(),
             self.task.name,
             self.payload,
             options.queue_name,
             self.task.app.stored_priority(options.priority),
-            run_at,
-            delay,
-            expires_at,
-            lifetime,
-            options.share,
-            options.tags,
+            share=options.share,
+            tags=options.tags,
         )
+        if options.run_after is None and options.expires is None:
+            return job
+        run_at, delay = _moment_or_length(options.run_after)
+        expires_at, lifetime = _moment_or_length(options.expires)
+        return job._replace(run_at=run_at, delay=delay, expires_at=expires_at, lifetime=lifetime)
 
 
 def _moment_or_length(value: datetime | timedelta | float | None) -> tuple[int | None, int | None]:

@@ -215,7 +215,7 @@ class SQLiteStore(Store):
             gone = [id for (id,) in c.execute(owners) if id not in alive]
             orphans = [orphan for id in gone for orphan in _orphans(c, id)]
             orphans = sorted(orphans, key=lambda orphan: orphan.claim.token.id)[:limit]
-            take = "update job set process = ?, nonce = ?, epoch = epoch + 1 where id = ?"
+            take = f"update job set process = ?, nonce = ?, epoch = epoch + 1 where {sqlite_exchange.BY_ID}"
             c.executemany(take, [(adopter, nonce, orphan.claim.token.id) for orphan in orphans])
             for (id,) in c.execute("select id from process").fetchall():
                 if (
@@ -282,12 +282,12 @@ class SQLiteStore(Store):
             now = self.clock.now()
             where, parameters = sqlite_jobs.where(selection, after)
             rows = c.execute(
-                f"select job.id, state {sqlite_jobs.VIEW} {where} order by job.id limit ?", (*parameters, limit)
+                f"select job.id, state {sqlite_jobs.VIEW} {where} order by payload.id limit ?", (*parameters, limit)
             ).fetchall()
             asked = 0
             if change.act is Act.CANCEL:
                 running = [(reason or "cancelled", id) for id, state in rows if state == sqlite_exchange.RUNNING]
-                c.executemany("update job set asked = ? where id = ?", running)
+                c.executemany(f"update job set asked = ? where {sqlite_exchange.BY_ID}", running)
                 asked = len(running)
             ids = [id for id, state in rows if state in sqlite_jobs.MOVABLE[change.act]]
             sqlite_jobs.move(c, ids, change, reason, now)
@@ -321,12 +321,12 @@ class SQLiteStore(Store):
     def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[Job]:
         where, parameters = sqlite_jobs.where(selection, after)
         with self._cursor() as c:
-            rows = c.execute(f"{sqlite_jobs.NARROW} {where} order by job.id limit ?", (*parameters, limit))
+            rows = c.execute(f"{sqlite_jobs.NARROW} {where} order by payload.id limit ?", (*parameters, limit))
             return [Job(**sqlite_jobs.narrow(row)) for row in rows]
 
     def job(self, id: bytes) -> Job | None:
         with self._cursor() as c:
-            row = c.execute(f"{sqlite_jobs.WIDE} where job.id = ?", (id,)).fetchone()
+            row = c.execute(f"{sqlite_jobs.WIDE} where payload.id = ?", (id,)).fetchone()
             if row is None:
                 return None
             columns = "number, process, started_at, ended_at, failure, spent"
@@ -392,7 +392,7 @@ class SQLiteStore(Store):
             watch.close()
 
     def _ended(self, ids: Collection[bytes]) -> set[bytes]:
-        unfinished = "select state <= 4 from job where id = ?"
+        unfinished = f"select state <= 4 from job where {sqlite_exchange.BY_ID}"
         with self._cursor() as c:
             return {id for id in ids if not any(flag for (flag,) in c.execute(unfinished, (id,)))}
 

@@ -22,16 +22,13 @@ SCHEDULED, WAITING, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED = range(1, 8)
 LAST_KEY = (1_000, 0, b"")  # behind every job of a queue
 UNION_TERMS = 400  # SQLite takes at most 500 in one statement
 
-INSERT_JOB = (
-    "insert into job (id, state, queue, rank, order_key, run_at, expires_at, share) values {values} "
-    "on conflict (id) do nothing"
-)
-INSERT_PAYLOAD = "insert into payload (id, task, body, created_at, tags) values {values} on conflict (id) do nothing"
-INSERT_TAG = "insert into tag (name, id) select ?, id from payload where id = ? and tags = ? on conflict do nothing"
+BY_ID = "n = (select n from payload where payload.id = ?)"
+INSERT_PAYLOAD = "insert into payload (n, id, task, body, created_at, tags) values {values} on conflict (id) do nothing"
+INSERT_JOB = "insert into job (n, id, state, queue, rank, order_key, run_at, expires_at, share) values {values}"
 # Most jobs end well, and their statement carries five values a row where the other needs ten.
 # Both texts must begin with their verb: for `with … update` Python's sqlite3 counts no rows.
 SUCCEED = """
-    update job set
+    update job indexed by job_held set
         state       = 5,
         attempts    = attempts + 1,
         claimed_at  = null,
@@ -46,7 +43,7 @@ SUCCEED = """
       and job.process = ended.process and job.nonce = ended.nonce and job.epoch = ended.epoch
 """
 FINISH = """
-    update job set
+    update job indexed by job_held set
         state       = ended.state,
         attempts    = attempts + ended.spent,
         losses      = losses + ended.lost,
@@ -66,13 +63,13 @@ FINISH = """
 """
 STILL_OURS = """
     with token (process, nonce, id, epoch) as (values {values})
-    select job.process, job.nonce, job.id, job.epoch from token join job on job.id = token.id
+    select job.process, job.nonce, job.id, job.epoch from token join job indexed by job_held on job.id = token.id
     where job.state = 4 and job.process = token.process and job.nonce = token.nonce and job.epoch = token.epoch
 """
 INSERT_ENDING = "insert into ending (id, result, result_error, failure, reason, spent) values {values}"
-INSERT_ATTEMPT = """
+INSERT_ATTEMPT = f"""
     insert into attempt (id, epoch, number, process, started_at, ended_at, failure, spent)
-    select id, epoch, attempts + 1 - ?, process, ?, ?, ?, ? from job where id = ?
+    select id, epoch, attempts + 1 - ?, process, ?, ?, ?, ? from job where {BY_ID}
 """
 STARTED = """
     update job set started_at = ?
@@ -103,10 +100,14 @@ CLAIMED = (
 
 def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
     """An insert may be repeated, in part too: what is there already stays as it is."""
-    batched(c, INSERT_JOB, [_narrow_row(job, now) for job in jobs])
-    batched(c, INSERT_PAYLOAD, [_wide_row(job, now) for job in jobs])
-    if tags := [(name, job.id, json.dumps(job.tags)) for job in jobs for name in job.tags]:
-        c.executemany(INSERT_TAG, tags)
+    (first,) = c.execute("select coalesce(max(n), 0) + 1 from job").fetchone()
+    numbered = list(enumerate(jobs, first))
+    if batched(c, INSERT_PAYLOAD, [_wide_row(n, job, now) for n, job in numbered]) < len(jobs):
+        ours = "select 1 from payload where id = ? and n = ?"
+        numbered = [(n, job) for n, job in numbered if c.execute(ours, (job.id, n)).fetchone()]
+    batched(c, INSERT_JOB, [_narrow_row(n, job, now) for n, job in numbered])
+    if tags := [(name, job.id) for _, job in numbered for name in job.tags]:
+        c.executemany("insert into tag (name, id) values (?, ?) on conflict do nothing", tags)
 
 
 def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list[Token]:
@@ -211,16 +212,16 @@ def _prepared(statement: str, size: int, width: int) -> str:
     return _texts[key]
 
 
-def _narrow_row(job: NewJob, now: int) -> tuple[Any, ...]:
+def _narrow_row(n: int, job: NewJob, now: int) -> tuple[Any, ...]:
     run_at = now + job.delay if job.delay is not None else job.run_at
     expires_at = now + job.lifetime if job.lifetime is not None else job.expires_at
     if run_at is None or run_at <= now:
-        return (job.id, READY, job.queue, -job.priority, now, run_at, expires_at, job.share)
-    return (job.id, SCHEDULED, job.queue, -job.priority, run_at, run_at, expires_at, job.share)
+        return (n, job.id, READY, job.queue, -job.priority, now, run_at, expires_at, job.share)
+    return (n, job.id, SCHEDULED, job.queue, -job.priority, run_at, run_at, expires_at, job.share)
 
 
-def _wide_row(job: NewJob, now: int) -> tuple[Any, ...]:
-    return (job.id, job.task, job.payload, now, json.dumps(job.tags) if job.tags else None)
+def _wide_row(n: int, job: NewJob, now: int) -> tuple[Any, ...]:
+    return (n, job.id, job.task, job.payload, now, json.dumps(job.tags) if job.tags else None)
 
 
 def _finish_row(outcome: Outcome, now: int) -> tuple[Any, ...]:

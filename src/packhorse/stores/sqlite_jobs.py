@@ -13,6 +13,7 @@ from packhorse.ids import to_text
 from packhorse.job import Attempt, Failure
 from packhorse.stores.contract import Act, Change, Selection
 from packhorse.stores.sqlite_exchange import (
+    BY_ID,
     CANCELLED,
     CODE,
     FAILED,
@@ -29,7 +30,9 @@ COLUMNS = """
     job.id, task, state, queue, rank, attempts, losses, created_at, run_at, expires_at, claimed_at, started_at,
     finished_at, process, share, tags, reason, failure, result_error
 """
-VIEW = "from job join payload on payload.id = job.id left join ending on ending.id = job.id"
+VIEW = """
+    from payload join job on job.n = payload.n and job.id = payload.id left join ending on ending.id = payload.id
+"""
 NARROW = f"select {COLUMNS} {VIEW}"
 WIDE = f"select {COLUMNS}, body, result {VIEW}"
 WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry")
@@ -47,7 +50,7 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
     match change.act:
         case Act.CANCEL:
             c.executemany(
-                f"update job set state = {CANCELLED}, finished_at = ?, process = null, epoch = epoch + 1 where id = ?",
+                f"update job set state = {CANCELLED}, finished_at = ?, process = null, epoch = epoch + 1 where {BY_ID}",
                 [(now, id) for id in ids],
             )
             c.executemany(
@@ -58,32 +61,33 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
             c.executemany(
                 "insert into attempt (id, epoch, number, process, started_at, ended_at, failure, spent) "
                 "select job.id, epoch, attempts + 1 - spent, process, started_at, finished_at, failure, spent "
-                "from job join ending on ending.id = job.id where job.id = ? and failure is not null",
+                f"from job join ending on ending.id = job.id where {BY_ID} and failure is not null",
                 one,
             )
             c.executemany("delete from ending where id = ?", one)
             c.executemany(
                 "update job set state = 3, attempts = 0, losses = 0, order_key = ?, epoch = epoch + 1, "
-                "started_at = null, finished_at = null, expires_at = null where id = ?",
+                f"started_at = null, finished_at = null, expires_at = null where {BY_ID}",
                 [(now, id) for id in ids],
             )
         case Act.RUN_NOW:
             c.executemany(
-                "update job set state = 3, order_key = ?, epoch = epoch + 1 where id = ?", [(now, id) for id in ids]
+                f"update job set state = 3, order_key = ?, epoch = epoch + 1 where {BY_ID}", [(now, id) for id in ids]
             )
         case Act.DISCARD:
             delete(c, ids)
         case Act.CHANGE:
             rank = None if change.priority is None else -change.priority
             c.executemany(
-                "update job set queue = coalesce(?, queue), rank = coalesce(?, rank), epoch = epoch + 1 where id = ?",
+                f"update job set queue = coalesce(?, queue), rank = coalesce(?, rank), epoch = epoch + 1 where {BY_ID}",
                 [(change.queue, rank, id) for id in ids],
             )
 
 
 def delete(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
     rows = [(id,) for id in ids]
-    for table in ("job", *WIDE_TABLES):
+    batched(c, "delete from job where n in (select n from payload where id in (values {values}))", rows)
+    for table in WIDE_TABLES:
         batched(c, f"delete from {table} where id in (values {{values}})", rows)
 
 
@@ -92,7 +96,7 @@ def where(selection: Selection, after: bytes | None) -> tuple[str, list[Any]]:
     parameters: list[Any] = []
     states = None if selection.states is None else [CODE[state] for state in selection.states]
     for column, allowed in (
-        ("job.id", selection.ids),
+        ("payload.id", selection.ids),
         ("state", states),
         ("queue", selection.queues),
         ("task", selection.tasks),
@@ -101,10 +105,10 @@ def where(selection: Selection, after: bytes | None) -> tuple[str, list[Any]]:
             conditions.append(f"{column} in ({', '.join('?' * len(allowed))})")
             parameters += allowed
     if selection.tags is not None:
-        conditions.append(f"job.id in (select id from tag where name in ({', '.join('?' * len(selection.tags))}))")
+        conditions.append(f"payload.id in (select id from tag where name in ({', '.join('?' * len(selection.tags))}))")
         parameters += selection.tags
     if after is not None:
-        conditions.append("job.id > ?")
+        conditions.append("payload.id > ?")
         parameters.append(after)
     return "where " + " and ".join(conditions), parameters
 

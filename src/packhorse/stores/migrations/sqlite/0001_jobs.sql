@@ -3,7 +3,8 @@
 -- States: 1 scheduled, 2 waiting, 3 ready, 4 running, 5 succeeded, 6 failed, 7 cancelled.
 
 create table job (
-    id          blob    not null primary key,
+    n           integer primary key,
+    id          blob    not null,               -- unique by way of payload, which leads from the id to n
     state       integer not null,
     queue       text    not null,
     rank        integer not null,               -- minus the priority: smaller runs sooner
@@ -29,6 +30,7 @@ create index job_to_prune   on job (state, finished_at, id)      where state > 4
 
 create table payload (
     id         blob    not null primary key,
+    n          integer not null,
     task       text    not null,
     body       blob    not null,
     created_at integer not null,
