@@ -206,7 +206,7 @@ class Worker:
                 self._ended.append(expire(claim.token))
             else:
                 fresh.append(claim)
-        self._unannounced.update(claim.token.id for claim in fresh[starting:])
+        self._unannounced.update(claim.token.id for claim in reply.claims[starting:])
         self._slots.put(fresh)
 
     def _rest(self, reply: Exchanged) -> float:
