@@ -1,0 +1,189 @@
+"""`adopt`: jobs of dead processes go to whoever will give the verdict."""
+
+import pytest
+
+from packhorse.clock import ManualClock
+from packhorse.job import JobState
+from packhorse.stores import Store
+from packhorse.stores.contract import Orphan
+from tests.contract.helpers import (
+    Worker,
+    everything,
+    id_of,
+    insert,
+    job,
+    look,
+    lost,
+    name_of,
+    names,
+    new_nonce,
+    retried,
+    state,
+    succeeded,
+)
+
+
+def adopt(adopter: Worker, limit: int = 100, dead: tuple[Worker, ...] = ()) -> list[Orphan]:
+    return adopter.store.adopt(adopter.id, new_nonce(), limit, dead=[worker.id for worker in dead])
+
+
+def adopted(adopter: Worker, limit: int = 100, dead: tuple[Worker, ...] = ()) -> list[str]:
+    return names(orphan.claim for orphan in adopt(adopter, limit, dead))
+
+
+def test_nobody_is_dead(store: Store, worker: Worker, other: Worker):
+    """Jobs of living processes are left alone, and the look changes nothing."""
+    insert(store, "a")
+    worker.claim_one()
+    before = everything(store)
+    assert adopt(other) == []
+    assert everything(store) == before
+
+
+def test_jobs_of_a_dead_process(store: Store, worker: Worker, clock: ManualClock):
+    """Once the lease has run out, its jobs belong to the adopter, under a new token and with their old facts."""
+    insert(store, job("a", queue="mail", priority=3), "b")
+    worker.finish(retried(worker.claim_one(queues="mail")))
+    claim = worker.claim_one(queues="mail")
+    clock.advance(30)
+    heir = Worker(store, "heir")
+    [orphan] = store.adopt(heir.id, 99, 10)
+    assert orphan.owner == worker.info
+    token = claim.token._replace(process=heir.id, nonce=99, epoch=claim.token.epoch + 1)
+    assert orphan.claim == claim._replace(token=token)
+    assert store.held(heir.id) == [token]
+    assert (worker.holds, state(store, "a")) == ([], JobState.RUNNING)
+    assert name_of(look(store, "a").process or "") == "heir"
+
+
+def test_orphans_come_in_the_order_of_their_ids(store: Store, worker: Worker, other: Worker, clock: ManualClock):
+    """Up to the limit, whoever they belonged to; the rest comes next time."""
+    insert(store, job("a", priority=-1), "b", "c", job("d", priority=1))
+    worker.claim(2)
+    other.claim(2)
+    clock.advance(30)
+    heir = Worker(store, "heir")
+    assert adopted(heir, 3) == ["a", "b", "c"]
+    assert adopted(heir, 3) == ["d"]
+    assert adopted(heir, 3) == []
+
+
+def test_the_verdict_puts_the_job_back_in_place(store: Store, worker: Worker, clock: ManualClock):
+    """A lost job stands where it stood, with one loss and the row of it."""
+    insert(store, "a")
+    worker.claim_one()
+    clock.advance(30)
+    insert(store, "0")
+    heir = Worker(store, "heir")
+    [orphan] = adopt(heir)
+    assert heir.finish(lost(orphan.claim)) == []
+    found = look(store, "a")
+    assert (found.losses, found.attempts, [name_of(row.process) for row in found.failures]) == (1, 0, ["heir"])
+    assert names(heir.claim()) == ["a", "0"]
+
+
+def test_the_dead_is_forgotten_with_its_last_job(store: Store, worker: Worker, clock: ManualClock):
+    """A dead process is listed as long as it holds something, then no more."""
+    insert(store, "a", "b")
+    worker.claim()
+    clock.advance(30)
+    heir = Worker(store, "heir")
+    adopt(heir, 1)
+    assert [name_of(view.id) for view in store.processes()] == ["heir", "worker"]
+    adopt(heir, 1)
+    assert [name_of(view.id) for view in store.processes()] == ["heir"]
+
+
+def test_a_dead_process_without_jobs_is_forgotten(store: Store, worker: Worker, clock: ManualClock):
+    """Whoever died with empty hands is cleared away as well."""
+    clock.advance(30)
+    heir = Worker(store, "heir")
+    assert adopt(heir) == []
+    assert [name_of(view.id) for view in store.processes()] == ["heir"]
+
+
+def test_named_dead(store: Store, worker: Worker, other: Worker):
+    """A supervisor that saw its child die need not wait for the lease."""
+    insert(store, "a")
+    claim = worker.claim_one()
+    assert adopted(other, dead=(worker,)) == ["a"]
+    assert worker.finish(succeeded(claim)) == [claim.token]
+    assert worker.exchange(limit=5).alive is False
+
+
+def test_only_the_named_are_dead(store: Store, worker: Worker, other: Worker):
+    """Naming one as dead harms no other."""
+    insert(store, "a", "b")
+    worker.claim(1)
+    bystander = Worker(store, "bystander")
+    bystander.claim(1)
+    assert adopted(other, dead=(worker,)) == ["a"]
+    assert (bystander.holds, bystander.alive) == (["b"], True)
+
+
+def test_naming_strangers_as_dead(store: Store, worker: Worker, other: Worker):
+    """A process that nobody knows, and one named twice, are no trouble."""
+    insert(store, "a")
+    worker.claim_one()
+    dead = [id_of("stranger"), worker.id, worker.id]
+    assert names(orphan.claim for orphan in store.adopt(other.id, new_nonce(), 10, dead=dead)) == ["a"]
+
+
+@pytest.mark.parametrize("signed_off", [False, True])
+def test_the_dead_adopt_nothing(store: Store, worker: Worker, other: Worker, clock: ManualClock, signed_off: bool):
+    """Adopting needs a living lease; one that ran out or was given up is none."""
+    insert(store, "a")
+    worker.claim_one()
+    clock.advance(30)
+    if signed_off:
+        store.leave(other.id)
+    before = everything(store)
+    assert adopt(other, dead=(worker,)) == []
+    assert everything(store) == before
+
+
+def test_an_adopter_that_dies_is_adopted_from(store: Store, worker: Worker, clock: ManualClock):
+    """An orphan without a verdict is an orphan again when its adopter dies."""
+    insert(store, "a")
+    worker.claim_one()
+    clock.advance(30)
+    heir = Worker(store, "heir")
+    [first] = adopt(heir)
+    clock.advance(30)
+    second_heir = Worker(store, "second heir")
+    [second] = adopt(second_heir)
+    assert second.owner == heir.info
+    assert heir.finish(lost(first.claim)) == [first.claim.token]
+    assert second_heir.finish(lost(second.claim)) == []
+    assert look(store, "a").losses == 1
+
+
+def test_a_process_that_enrols_anew_keeps_its_jobs(store: Store, worker: Worker, other: Worker, clock: ManualClock):
+    """A late process that nobody buried has its lease and its jobs again."""
+    insert(store, "a")
+    worker.claim_one()
+    clock.advance(30)
+    worker.enroll()
+    other.enroll()
+    assert adopt(other) == []
+    assert worker.holds == ["a"]
+
+
+def test_finished_and_ready_jobs_are_nobodys_orphans(store: Store, worker: Worker, clock: ManualClock):
+    """Only what runs can be orphaned."""
+    insert(store, *"abc")
+    a, b = worker.claim(2)
+    worker.finish(succeeded(a), retried(b))
+    clock.advance(30)
+    assert adopt(Worker(store, "heir")) == []
+
+
+def test_many_orphans(store: Store, worker: Worker, other: Worker):
+    """A thousand jobs are taken over in bounded steps, each once."""
+    wanted = [f"{number:04}" for number in range(1_000)]
+    insert(store, *wanted)
+    worker.claim(1_000)
+    found: list[str] = []
+    while batch := adopted(other, 400, dead=(worker,)):
+        found += batch
+    assert found == wanted

@@ -1,0 +1,84 @@
+"""What an operator asks of the owner of a running job, told with the beat."""
+
+from packhorse.clock import ManualClock
+from packhorse.job import JobState
+from packhorse.stores import Store
+from packhorse.stores.contract import Act, Beaten, Change, Order, OrderKind, Selection
+from tests.contract.helpers import Worker, cancelled, id_of, insert, move, names, new_nonce, released, state, succeeded
+
+
+def test_the_owner_is_asked(store: Store, worker: Worker, other: Worker):
+    """The owner of a running job hears with its next beat what is asked, and nobody else does."""
+    insert(store, "a")
+    claim = worker.claim_one()
+    assert move(store, Act.CANCEL, "a") == (0, 1, None)
+    assert other.beat() == Beaten([], [])
+    assert worker.beat() == Beaten([], [Order(OrderKind.CANCEL, claim.token, "because")])
+
+
+def test_an_order_is_repeated(store: Store, worker: Worker, clock: ManualClock):
+    """It is told at every beat until the job has moved on, for a beat may be lost."""
+    insert(store, "a")
+    claim = worker.claim_one()
+    move(store, Act.CANCEL, "a")
+    for _ in range(3):
+        clock.advance(5)
+        assert [order.token for order in worker.beat().orders] == [claim.token]
+    worker.finish(cancelled(claim))
+    assert worker.beat().orders == []
+
+
+def test_asking_is_not_taking(store: Store, worker: Worker):
+    """Until the owner answers, the job runs under its token; it may even succeed."""
+    insert(store, "a")
+    claim = worker.claim_one()
+    move(store, Act.CANCEL, "a")
+    assert (state(store, "a"), worker.holds) == (JobState.RUNNING, ["a"])
+    assert worker.finish(succeeded(claim)) == []
+    assert state(store, "a") is JobState.SUCCEEDED
+
+
+def test_one_beat_brings_the_orders_of_all(store: Store, worker: Worker, other: Worker):
+    """Whoever beats for many hears the orders of each, sorted by their tokens."""
+    insert(store, *"abcd")
+    tokens = sorted(claim.token for claim in [*worker.claim(2), *other.claim(2)])
+    move(store, Act.CANCEL, *"abcd")
+    assert [order.token for order in store.beat([worker.id, other.id]).orders] == tokens
+
+
+def test_an_order_without_a_reason_says_something(store: Store, worker: Worker):
+    """An order always carries a reason."""
+    insert(store, "a")
+    worker.claim_one()
+    store.move(Selection(), Change(Act.CANCEL), "ann", "")
+    assert [order.reason for order in worker.beat().orders] == ["cancelled"]
+
+
+def test_the_last_reason_counts(store: Store, worker: Worker):
+    """Asking twice is one order."""
+    insert(store, "a")
+    worker.claim_one()
+    for reason in ("first", "second"):
+        store.move(Selection(ids=[id_of("a")]), Change(Act.CANCEL), "ann", reason)
+    assert [order.reason for order in worker.beat().orders] == ["second"]
+
+
+def test_an_order_ends_with_the_claim(store: Store, worker: Worker):
+    """A job that was put back and claimed again has no old order with it."""
+    insert(store, "a")
+    claim = worker.claim_one()
+    move(store, Act.CANCEL, "a")
+    worker.finish(released(claim))
+    worker.claim_one()
+    assert worker.beat().orders == []
+
+
+def test_an_order_goes_with_an_adopted_job(store: Store, worker: Worker, other: Worker):
+    """Whoever takes a running job over hears what was asked of its owner."""
+    insert(store, "a")
+    worker.claim_one()
+    move(store, Act.CANCEL, "a")
+    [orphan] = store.adopt(other.id, new_nonce(), 10, dead=[worker.id])
+    assert other.beat().orders == [Order(OrderKind.CANCEL, orphan.claim.token, "because")]
+    other.finish(cancelled(orphan.claim))
+    assert names(other.claim()) == []

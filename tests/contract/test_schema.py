@@ -1,0 +1,70 @@
+"""`migrate` and `schema_version`; and that no command is needed before the first use."""
+
+from collections.abc import Callable
+
+import pytest
+
+from packhorse.job import JobState, Token
+from packhorse.queues import EVERYTHING
+from packhorse.stores import Store
+from packhorse.stores.contract import Act, Change, Entry, ProcessInfo, Retention, Selection
+from tests.contract.helpers import id_of, insert, job, released, state
+
+NewStore = Callable[[], Store]
+
+
+def test_migrating_twice_does_nothing_more(new_store: NewStore):
+    """The first time brings the schema up to date, the second finds it so."""
+    store = new_store()
+    first = store.migrate()
+    version = store.schema_version()
+    assert version == len(first)
+    assert store.migrate() == []
+    assert store.schema_version() == version
+
+
+def test_migrating_keeps_the_jobs(store: Store):
+    """Bringing a schema up to date that is up to date touches no job."""
+    insert(store, "a")
+    store.migrate()
+    assert state(store, "a") is JobState.READY
+
+
+SOMEONE = id_of("someone")
+TOKEN = Token(SOMEONE, 1, id_of("a"), 1)
+FIRST_USES: dict[str, Callable[[Store], object]] = {
+    "insert": lambda store: store.insert([job("a")]),
+    "exchange": lambda store: store.exchange(SOMEONE, 1, [], EVERYTHING, 5),
+    "exchange of outcomes": lambda store: store.exchange(SOMEONE, 1, [released(TOKEN)], EVERYTHING, 5),
+    "beat": lambda store: store.beat([SOMEONE]),
+    "record": lambda store: store.record(TOKEN, [Entry("step", "x", b"")]),
+    "held": lambda store: store.held(SOMEONE),
+    "enroll": lambda store: store.enroll(ProcessInfo(SOMEONE, "worker", "here", 1), 1_000),
+    "leave": lambda store: store.leave(SOMEONE),
+    "promote": lambda store: store.promote(5),
+    "adopt": lambda store: store.adopt(SOMEONE, 1, 5),
+    "prune": lambda store: store.prune(Retention(0, 0, 0), 5),
+    "move": lambda store: store.move(Selection(), Change(Act.RETRY), "ann", ""),
+    "pause": lambda store: store.pause("mail", None, "ann", ""),
+    "resume": lambda store: store.resume("mail", "ann", ""),
+    "jobs": lambda store: store.jobs(Selection()),
+    "job": lambda store: store.job(id_of("a")),
+    "entries": lambda store: store.entries(id_of("a")),
+    "queues": lambda store: store.queues(),
+    "processes": lambda store: store.processes(),
+    "audit": lambda store: store.audit(),
+    "watch": lambda store: store.watch(EVERYTHING).close(),
+    "wait_jobs": lambda store: store.wait_jobs([id_of("a")], 0),
+    "schema_version": lambda store: store.schema_version(),
+    "migrate": lambda store: store.migrate(),
+    "close": lambda store: store.close(),
+}
+
+
+@pytest.mark.parametrize("use", FIRST_USES.values(), ids=FIRST_USES.keys())
+def test_anything_may_come_first(new_store: NewStore, use: Callable[[Store], object]):
+    """A store nobody has used yet can be used in any way; it prepares itself."""
+    store = new_store()
+    use(store)
+    insert(store, "b")
+    assert state(store, "b") is JobState.READY

@@ -1,0 +1,432 @@
+"""Memory, SQLite and a plain model live through the same random histories and must give the same answers.
+
+`HYPOTHESIS_PROFILE=nightly` makes it long.
+"""
+
+import os
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from packhorse.clock import SECOND, ManualClock
+from packhorse.ids import from_text
+from packhorse.job import JobState, NewJob, Token
+from packhorse.outcome import Outcome
+from packhorse.queues import parse_queues
+from packhorse.stores.contract import Act, Change, Entry, ProcessInfo, ProcessView, Retention, Selection
+from tests.contract.helpers import (
+    OTHER_FAILURE,
+    cancelled,
+    failed,
+    id_of,
+    lost,
+    released,
+    retried,
+    snoozed,
+    succeeded,
+)
+from tests.contract.model import Model
+from tests.contract.stores import KINDS, epochs, leftovers, opened, quick_folder
+
+PROCESSES = [id_of(name) for name in ("p1", "p2", "p3", "p4")]
+QUEUES = ["default", "mail", "mail.bulk", "report"]
+SERVED = ["*", "*", "mail*", "mail,*", "report,mail*,default", "mail.bulk,mail*", "default", "nobody,report"]
+TAGS = ["x", "y", "z"]
+TASKS = ["birds.count", "birds.feed"]
+SOME_IDS = [id_of(f"{number:02}") for number in range(24)]
+
+processes = st.sampled_from(PROCESSES)
+ids = st.sampled_from(SOME_IDS)
+queues = st.sampled_from(QUEUES)
+seconds = st.sampled_from([0.001, 0.5, 1, 2, 3, 5, 12])
+
+# A new job, but for moments that the clock must be asked for.
+jobs = st.fixed_dictionaries(
+    {
+        "id": ids,
+        "payload": st.sampled_from([b"", b"one", b"two"]),
+        "queue": queues,
+        "priority": st.sampled_from([0, 0, 0, 1, -1, 100]),
+        "when": st.sampled_from([None, None, None, ("delay", 0), ("delay", 3), ("run_at", 5), ("run_at", -5)]),
+        "end": st.sampled_from([None, None, ("lifetime", 4), ("expires_at", 6)]),
+        "share": st.sampled_from([None, "ann"]),
+        "tags": st.lists(st.sampled_from(TAGS), max_size=3).map(tuple),
+        "task": st.sampled_from(TASKS),
+    }
+)
+
+ENDINGS = {
+    "succeed": lambda token: succeeded(token, duration=None),
+    "succeed with a result": lambda token: succeeded(token, b"42"),
+    "succeed with a lost result": lambda token: succeeded(token)._replace(result_error="too large"),
+    "fail": failed,
+    "fail unspent": lambda token: failed(token, OTHER_FAILURE, spent=False),
+    "retry now": retried,
+    "retry later": lambda token: retried(token, 4 * SECOND, OTHER_FAILURE),
+    "snooze": lambda token: snoozed(token, 2 * SECOND),
+    "snooze for nothing": lambda token: snoozed(token, 0),
+    "release": released,
+    "cancel": cancelled,
+    "lost, run again": lost,
+    "lost for good": lambda token: lost(token, JobState.FAILED),
+}
+# Which token: one of those held now, one that was given out at some time, or one that differs in a point.
+WHICH = ["held", "held", "held", "held", "past", "process", "nonce", "epoch", "id"]
+tokens = st.tuples(st.sampled_from(WHICH), st.integers(0, 40))
+offers = st.lists(st.tuples(tokens, st.sampled_from(sorted(ENDINGS))), max_size=6)
+several_states = st.lists(st.sampled_from(list(JobState)), min_size=1, max_size=4)
+selections = st.one_of(
+    st.just(Selection()),
+    st.builds(Selection, ids=st.lists(ids, max_size=6)),
+    st.builds(Selection, states=several_states),
+    st.builds(Selection, queues=st.lists(queues, min_size=1, max_size=2)),
+    st.builds(Selection, tags=st.lists(st.sampled_from(TAGS), max_size=2), states=st.none() | several_states),
+    st.builds(Selection, tasks=st.lists(st.sampled_from(TASKS), max_size=2), queues=st.none() | st.just(QUEUES[:2])),
+)
+changes = st.builds(
+    Change, st.sampled_from(list(Act)), queue=st.none() | queues, priority=st.none() | st.sampled_from([-3, 0, 7])
+)
+kept_for = st.none() | st.sampled_from([0, SECOND, 10 * SECOND])
+
+
+class Histories(RuleBasedStateMachine):
+    """Each rule does one thing to all of them and compares the answers; then all that can be seen is compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.model = Model(self.clock)
+        self.closing = ExitStack()
+        folder = self.closing.enter_context(quick_folder())
+        self.stores = {kind: opened(kind, folder, self.clock, _options(kind)) for kind in KINDS}
+        for store in self.stores.values():
+            self.closing.callback(store.close)
+        self.nonces = 0
+        self.bulks = 0
+        self.given: list[Token] = []  # every token ever told to a process
+        self.doubts: dict[bytes, list[Outcome]] = {}  # outcomes of exchanges whose reply was lost
+        self.epochs: dict[bytes, int] = {}
+        self.shown: dict[str, object] = {}
+
+    def teardown(self) -> None:
+        try:
+            self.shown = {}
+            self.all_see_the_same()
+        finally:
+            self.closing.close()
+
+    def all(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        """Do it to the model and every store; the answer they all gave."""
+        expected = getattr(self.model, operation)(*arguments, **options)
+        for kind, store in self.stores.items():
+            answer = getattr(store, operation)(*arguments, **options)
+            assert answer == expected, f"{kind} answered to {operation}: {answer}\nexpected: {expected}"
+        return expected
+
+    def new_nonce(self) -> int:
+        self.nonces += 10  # far apart, so that an invented one is never the next one
+        return self.nonces
+
+    def held_now(self) -> list[Token]:
+        return [token for process in PROCESSES for token in self.model.held(process)]
+
+    def token(self, which: tuple[str, int]) -> Token:
+        kind, number = which
+        held = self.held_now()
+        pool = self.given if kind == "past" or not held else held
+        token = pool[number % len(pool)] if pool else Token(PROCESSES[0], 5, SOME_IDS[0], 1)
+        match kind:
+            case "process":
+                return token._replace(process=PROCESSES[number % len(PROCESSES)])
+            case "nonce":
+                return token._replace(nonce=token.nonce + 1 - number % 3)
+            case "epoch":
+                return token._replace(epoch=token.epoch + 1 - number % 3)
+            case "id":
+                return token._replace(id=SOME_IDS[number % len(SOME_IDS)])
+        return token
+
+    def outcomes(self, offered: list[tuple[tuple[str, int], str]]) -> list[Outcome]:
+        return [ENDINGS[ending](self.token(which)) for which, ending in offered]
+
+    # Members and time.
+
+    @initialize(wanted=st.lists(jobs, min_size=6, max_size=16))
+    def begin(self, wanted: list[dict[str, Any]]) -> None:
+        for process in PROCESSES[:3]:
+            self.all("enroll", ProcessInfo(process, "worker", "here", 7, "*", PROCESSES[3]), 30 * SECOND)
+        self.all("insert", [self.new_job(**fields) for fields in wanted])
+
+    @rule(process=processes, lease=st.sampled_from([10, 30]), role=st.sampled_from(["worker", "dispatcher"]))
+    def enroll(self, process: bytes, lease: int, role: str) -> None:
+        self.all("enroll", ProcessInfo(process, role, "here", 7, "*", PROCESSES[3]), lease * SECOND)
+
+    @rule(who=st.just(set(PROCESSES)) | st.sets(processes))
+    def beat(self, who: set[bytes]) -> None:
+        self.all("beat", sorted(who))
+
+    @precondition(lambda self: self.model.running)
+    @rule(process=processes)
+    def leave(self, process: bytes) -> None:
+        self.all("leave", process)
+
+    @rule(length=seconds, what=st.sampled_from(["passes"] * 6 + ["is set", "is set back", "begins anew"]))
+    def time(self, length: float, what: str) -> None:
+        match what:
+            case "passes":
+                self.clock.advance(length)
+            case "is set":
+                self.clock.step(length)
+            case "is set back":
+                self.clock.step(-length)
+            case "begins anew":
+                self.clock.reboot()
+
+    # Jobs come.
+
+    def new_job(self, id: bytes, when: Any, end: Any, **fields: Any) -> NewJob:
+        moments = {}
+        for field, value in filter(None, (when, end)):
+            counted = field in ("delay", "lifetime")
+            moments[field] = value * SECOND if counted else self.clock.now() + value * SECOND
+        return NewJob(id, **fields, **moments)
+
+    @rule(wanted=st.lists(jobs, max_size=6))
+    def insert(self, wanted: list[dict[str, Any]]) -> None:
+        self.all("insert", [self.new_job(**fields) for fields in wanted])
+
+    @rule(wanted=st.lists(jobs, min_size=1, max_size=6))
+    def insert_twice(self, wanted: list[dict[str, Any]]) -> None:
+        batch = [self.new_job(**fields) for fields in wanted]
+        self.all("insert", batch)
+        self.all("insert", batch[::-1])
+
+    @precondition(lambda self: self.bulks < 2)
+    @rule(size=st.sampled_from([5, 20, 70]), queue=queues)
+    def insert_many(self, size: int, queue: str) -> None:
+        self.bulks += 1
+        names = [f"bulk {self.bulks} {number:02}" for number in range(size)]
+        self.all("insert", [NewJob(id_of(name), "birds.count", name.encode(), queue) for name in names])
+
+    # Jobs run.
+
+    @rule(
+        process=processes,
+        offered=offers,
+        served=st.sampled_from(SERVED),
+        limit=st.sampled_from([0, 1, 2, 3, 5, 50]),
+        starting=st.integers(0, 4),
+        started=st.lists(tokens, max_size=2),
+    )
+    def exchange(self, process, offered, served, limit, starting, started) -> None:
+        outcomes = self.outcomes(offered)
+        begun = [self.token(which) for which in started]
+        options = {"starting": starting, "started": begun}
+        reply = self.all("exchange", process, self.new_nonce(), outcomes, parse_queues(served), limit, **options)
+        self.given += [claim.token for claim in reply.claims]
+
+    @precondition(lambda self: self.model.ready)
+    @rule(process=processes, served=st.sampled_from(SERVED), limit=st.integers(1, 8))
+    def claim(self, process: bytes, served: str, limit: int) -> None:
+        """As a worker does: one without a lease enrols anew and goes on."""
+        reply = self.all("exchange", process, self.new_nonce(), [], parse_queues(served), limit)
+        if not reply.alive:
+            self.all("enroll", ProcessInfo(process, "worker", "here", 8), 30 * SECOND)
+            reply = self.all("exchange", process, self.new_nonce(), [], parse_queues(served), limit)
+        self.given += [claim.token for claim in reply.claims]
+
+    @precondition(lambda self: self.model.running)
+    @rule(number=st.integers(0, 40), endings=st.lists(st.sampled_from(sorted(ENDINGS)), min_size=1, max_size=8))
+    def finish(self, number: int, endings: list[str]) -> None:
+        """Some of the held jobs end, all with good tokens."""
+        held = self.held_now()
+        turned = held[number % len(held) :] + held[: number % len(held)]
+        outcomes = [ENDINGS[ending](token) for ending, token in zip(endings, turned, strict=False)]
+        process = turned[0].process
+        reply = self.all("exchange", process, self.new_nonce(), outcomes, parse_queues("*"), 0)
+        assert reply.refused == []
+
+    @precondition(lambda self: self.model.running)
+    @rule(which=tokens, ending=st.sampled_from(sorted(ENDINGS)))
+    def offer_one(self, which: tuple[str, int], ending: str) -> None:
+        """A single outcome, good or bad, that no other one of a batch distracts from."""
+        token = self.token(which)
+        self.all("exchange", token.process, self.new_nonce(), [ENDINGS[ending](token)], parse_queues("*"), 0)
+
+    @precondition(lambda self: self.model.ready)
+    @rule(process=processes, offered=offers, limit=st.integers(1, 5))
+    def lose_a_reply(self, process, offered, limit) -> None:
+        """The store has done it, but the process never hears of it."""
+        outcomes = self.outcomes(offered)
+        self.all("exchange", process, self.new_nonce(), outcomes, parse_queues("*"), limit, starting=limit)
+        self.doubts.setdefault(process, []).extend(outcomes)
+
+    @precondition(lambda self: self.doubts)
+    @rule(number=st.integers(0, 3))
+    def resolve_a_doubt(self, number: int) -> None:
+        """The process gives back what it was never told of, and offers the same outcomes again."""
+        process = sorted(self.doubts)[number % len(self.doubts)]
+        untold = [token for token in self.all("held", process) if token not in self.given]
+        outcomes = [*self.doubts.pop(process), *map(released, untold)]
+        reply = self.all("exchange", process, self.new_nonce(), outcomes, parse_queues("*"), 0)
+        assert not set(reply.refused) & set(untold)
+        assert set(self.all("held", process)) <= set(self.given)
+
+    @precondition(lambda self: self.model.running)
+    @rule(
+        which=tokens,
+        entries=st.lists(
+            st.builds(Entry, st.sampled_from("ab"), st.sampled_from("cd"), st.binary(max_size=2)), max_size=3
+        ),
+    )
+    def record(self, which: tuple[str, int], entries: list[Entry]) -> None:
+        self.all("record", self.token(which), entries)
+
+    # Housekeeping.
+
+    @precondition(lambda self: self.model.scheduled)
+    @rule(limit=st.sampled_from([1, 2, 100]))
+    def promote(self, limit: int) -> None:
+        self.all("promote", limit)
+
+    @rule(
+        adopter=processes,
+        limit=st.sampled_from([1, 3, 100]),
+        enrolled=st.booleans(),
+        number=st.none() | st.integers(0, 40),
+        verdict=st.none() | st.sampled_from(["lost, run again", "lost for good", "cancel"]),
+    )
+    def adopt(self, adopter: bytes, limit: int, enrolled: bool, number: int | None, verdict: str | None) -> None:
+        """Some jobs change hands, perhaps because the owner of one was seen dying; perhaps with a verdict at once."""
+        if enrolled:
+            self.all("enroll", ProcessInfo(adopter, "dispatcher", "here", 9), 30 * SECOND)
+        held = [] if number is None else self.held_now()
+        dead = {held[number % len(held)].process} - {adopter} if held and number is not None else set()
+        orphans = self.all("adopt", adopter, self.new_nonce(), limit, dead=sorted(dead))
+        self.given += [orphan.claim.token for orphan in orphans]
+        self.all("beat", [adopter])  # whether a look for orphans renews a lease is not promised
+        if verdict:
+            verdicts = [ENDINGS[verdict](orphan.claim.token) for orphan in orphans]
+            assert self.all("exchange", adopter, self.new_nonce(), verdicts, parse_queues("*"), 0).refused == []
+
+    @precondition(lambda self: self.model.finished)
+    @rule(retention=st.builds(Retention, kept_for, kept_for, kept_for), limit=st.sampled_from([1, 3, 100]))
+    def prune(self, retention: Retention, limit: int) -> None:
+        self.all("prune", retention, limit)
+
+    # Operators.
+
+    @rule(
+        selection=selections,
+        change=changes,
+        reason=st.sampled_from(["", "because"]),
+        after=st.none() | ids,
+        limit=st.sampled_from([1, 3, 1_000]),
+    )
+    def move(self, selection: Selection, change: Change, reason: str, after: bytes | None, limit: int) -> None:
+        self.all("jobs", selection, after, limit)
+        moved = self.all("move", selection, change, "ann", reason, after=after, limit=limit)
+        if moved.asked:
+            self.all("beat", PROCESSES)
+
+    @rule(act=st.sampled_from([Act.RETRY, Act.RETRY, Act.RUN_NOW, Act.CHANGE, Act.CANCEL]), limit=st.integers(1, 9))
+    def move_all_in_pages(self, act: Act, limit: int) -> None:
+        moved = self.all("move", Selection(), Change(act, priority=2), "ann", "", limit=limit)
+        while moved.after is not None:
+            moved = self.all("move", Selection(), Change(act, priority=2), "ann", "", after=moved.after, limit=limit)
+
+    @rule(queue=queues, until=st.none() | st.sampled_from([-1, 0, 3, 20]), resume=st.booleans())
+    def pause(self, queue: str, until: int | None, resume: bool) -> None:
+        if resume:
+            self.all("resume", queue, "ann", "mended")
+        else:
+            self.all("pause", queue, None if until is None else self.clock.now() + until * SECOND, "ann", "broken")
+
+    @invariant()
+    def all_see_the_same(self) -> None:
+        self.all("queues")
+        self.all("audit", 3)
+        for process in PROCESSES:
+            self.all("held", process)
+        expected = [_lease_or_none(view) for view in self.model.processes()]
+        for kind, store in self.stores.items():
+            assert [_lease_or_none(view) for view in store.processes()] == expected, kind
+        listed = {job.id: job for job in self.all("jobs", Selection(), None, 10_000)}
+        for id, job in listed.items():
+            if self.shown.get(id) != job:  # the wide rows of a job that has not changed have not either
+                self.all("job", from_text(id))
+        for id in SOME_IDS:
+            self.all("entries", id)
+        self.shown = dict(listed)
+
+    @invariant()
+    def every_job_stands_in_one_place(self) -> None:
+        for store in self.stores.values():
+            listed = {job.id: job.state for job in store.jobs(Selection(), None, 10_000)}
+            counts: Counter[JobState] = Counter()
+            for queue in store.queues():
+                counts.update(queue.counts)
+            assert counts == Counter(listed.values())
+            held = [token.id for process in PROCESSES for token in store.held(process)]
+            assert len(held) == len(set(held)), "a job is held by two"
+            assert set(held) == {from_text(id) for id, state in listed.items() if state is JobState.RUNNING}
+            assert leftovers(store) == []
+
+    @invariant()
+    def epochs_only_rise(self) -> None:
+        current = self.model.epochs()
+        for store in self.stores.values():
+            assert epochs(store) == current
+        for id, epoch in current.items():
+            assert epoch >= self.epochs.get(id, 0)
+        self.epochs = current
+
+
+def _options(kind: str) -> str:
+    return "?synchronous=normal" if kind == "sqlite" else ""
+
+
+def _lease_or_none(view: ProcessView) -> ProcessView:
+    """How long a lease has been over is not promised."""
+    return replace(view, lease_left=max(0.0, view.lease_left))
+
+
+def live(examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        Histories,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        ),
+    )
+
+
+@pytest.mark.timeout(600)  # shrinking a failure takes its time
+def test_a_few_short_histories():
+    """The stores and the model agree on everything that can be seen."""
+    live(examples=12, steps=30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_many_long_histories():
+    """The same, longer; `nightly` for as long as a night allows."""
+    if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
+        live(examples=2_000, steps=100)
+    else:
+        live(examples=100, steps=50)
