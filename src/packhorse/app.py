@@ -86,13 +86,16 @@ class Packhorse:
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Enqueue calls made with `task.call(...)`, one write per `batch_size`; each batch is all or none."""
         handles: list[JobHandle[R]] = []
-        for batch in _batches(calls, self.settings.batch_size):
-            try:
+        try:
+            for batch in _batches(calls, self.settings.batch_size):
                 handles += self._insert(batch)
-            except EnqueueError as error:
-                if not handles:
-                    raise
-                raise EnqueueError(f"Only the first {len(handles):,} jobs were enqueued: {error.__cause__}") from error
+        except EnqueueError as error:
+            if not handles:
+                raise
+            raise EnqueueError(f"Only the first {len(handles):,} jobs were enqueued: {error.__cause__}") from error
+        except Exception as error:  # making one of the calls failed
+            error.add_note(f"{len(handles):,} jobs before it were enqueued; the others of its batch were not.")
+            raise
         return handles
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:

@@ -79,8 +79,11 @@ def to_microseconds(moment: datetime) -> int:
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
+LONGEST = 100 * 365 * 86_400 * SECOND  # a hundred years: far within what stores and datetimes can hold
+
+
 def length(value: timedelta | float) -> int:
-    """A timedelta or a number of seconds, as microseconds."""
+    """A timedelta or a number of seconds, as microseconds; at most LONGEST."""
     if isinstance(value, timedelta):
-        return value // timedelta(microseconds=1)
-    return round(value * SECOND)
+        return min(LONGEST, value // timedelta(microseconds=1))
+    return round(min(value * SECOND, LONGEST))

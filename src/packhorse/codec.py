@@ -100,7 +100,7 @@ class _Unstorable(Exception):
 
     def inside(self, key: int | str) -> _Unstorable:
         if not self._everywhere:
-            self._path = f"[{key!r}]{self._path}"
+            self._path = f"[{_short(key)}]{self._path}"
         return self
 
     def within(self, what: str) -> PayloadError:
@@ -137,7 +137,7 @@ class _Checker:
         if isinstance(value, dict):
             for key in value:
                 if type(key) is not str:
-                    raise _Unstorable(f"the key {key!r} is not a text. Use text keys only.")
+                    raise _Unstorable(f"the key {_short(key)} is not a text. Use text keys only.")
                 self.text(key)
         place: int | str = 0
         try:
@@ -154,6 +154,11 @@ class _Checker:
                 text.encode()
             except UnicodeEncodeError:
                 raise _Unstorable("the text contains a lone surrogate.") from None
+
+
+def _short(key: object) -> str:
+    text = repr(key)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _describe(kind: type) -> str:

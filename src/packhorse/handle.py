@@ -48,24 +48,27 @@ class JobHandle(Generic[R_co]):
         succeeded but its return value could not be stored.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._wait_slice(deadline):
+        while (job := self._wait_slice(deadline)) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 raise NotFinished(self.id, self.state, timeout or 0)
-        return self._outcome()
+        return self._outcome(job)
 
     async def aresult(self, timeout: float | None = None) -> R_co:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not await asyncio.to_thread(self._wait_slice, deadline):
+        while (job := await asyncio.to_thread(self._wait_slice, deadline)) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 raise NotFinished(self.id, (await self.alook()).state, timeout or 0)
-        return await asyncio.to_thread(self._outcome)
+        return self._outcome(job)
 
-    def _wait_slice(self, deadline: float | None) -> bool:
+    def _wait_slice(self, deadline: float | None) -> Job | None:
+        """The job, once it has finished; an operator may have sent it round again between the two looks."""
         left = WAIT_SLICE if deadline is None else min(WAIT_SLICE, max(0.0, deadline - time.monotonic()))
-        return bool(self._app.store.wait_jobs([self._raw_id], left))
-
-    def _outcome(self) -> R_co:
+        if not self._app.store.wait_jobs([self._raw_id], left):
+            return None
         job = self.look()
+        return job if job.finished else None
+
+    def _outcome(self, job: Job) -> R_co:
         match job.state:
             case JobState.FAILED:
                 raise JobFailed(self.id, job.failure or Failure(FailureKind.EXCEPTION, "unknown", "not recorded"))

@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class JobState(StrEnum):
@@ -72,7 +72,7 @@ def _class_path(cls: type) -> str:
 def message_of(error: BaseException) -> str:
     """Its text as any store can take it."""
     try:
-        return _storable(str(error), MESSAGE_CAP)
+        return storable(str(error), MESSAGE_CAP)
     except BaseException as broken:  # the error's own __str__ may raise anything
         return f"<no message: {type(broken).__name__} while asking for it>"
 
@@ -83,12 +83,12 @@ def _traceback(error: BaseException, skip_frames: int) -> str:
         frames = frames.tb_next if frames is not None else None
     try:
         lines = traceback.TracebackException(type(error), error, frames, limit=-100, compact=True).format()
-        return _storable("".join(lines), TRACEBACK_CAP)
+        return storable("".join(lines), TRACEBACK_CAP)
     except BaseException as broken:
         return f"<no traceback: {type(broken).__name__} while formatting it>"
 
 
-def _storable(text: str, cap: int) -> str:
+def storable(text: str, cap: int) -> str:
     """Text any store can take: no NUL, no lone surrogates, bounded; the end matters most, so the middle goes."""
     text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
     if len(text) <= cap:
@@ -137,7 +137,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try that did not succeed."""
+    """One attempt that did not succeed."""
 
     number: int
     process: str
@@ -177,14 +177,3 @@ class Job:
     @property
     def finished(self) -> bool:
         return self.state.finished
-
-    def summary(self) -> dict[str, Any]:
-        """What a script wants as JSON; no arguments, no result."""
-        fields = ("id", "task", "state", "queue", "priority", "attempts", "losses", "reason", "process", "share")
-        times = ("created_at", "run_at", "expires_at", "started_at", "finished_at")
-        moments = {name: getattr(self, name) for name in times}
-        return (
-            {name: getattr(self, name) for name in fields}
-            | {name: moment.isoformat() if moment else None for name, moment in moments.items()}
-            | {"tags": list(self.tags), "failure": str(self.failure) if self.failure else None}
-        )

@@ -95,14 +95,27 @@ def decide_lost(
     return Outcome(claim.token, state, spent=False, lost=True, failure=failure)
 
 
+def heed(outcome: Outcome, asked: str) -> Outcome:
+    """An operator asked for the job's end: it must not come back."""
+    return outcome._replace(state=JobState.CANCELLED, delay=0, reason=asked)
+
+
+def broken(token: Token, error: BaseException) -> Outcome:
+    """Packhorse itself failed around the task. Nothing of the error is asked for but its class."""
+    why = f"{type(error).__name__} outside the task itself; whether the task had ended is not known"
+    failure = Failure(FailureKind.EXCEPTION, "packhorse.errors.PackhorseError", why)
+    return Outcome(token, JobState.FAILED, failure=failure.encode())
+
+
 def bare(outcome: Outcome, error: BaseException) -> Outcome:
-    """What is left of an outcome that the store will not take: its state, and why the rest is gone."""
+    """What is left of an outcome that the store will not take: its end, and why the rest is gone."""
     why = f"the store refused it ({type(error).__name__})"
-    failure = None
-    if outcome.failure is not None:
-        failure = Failure(FailureKind.EXCEPTION, "packhorse.errors.StoreDataError", why).encode()
-    result_error = why if outcome.state is JobState.SUCCEEDED else None
-    return outcome._replace(result=None, result_error=result_error, failure=failure, reason=None)
+    if outcome.state is JobState.SUCCEEDED:
+        return Outcome(outcome.token, JobState.SUCCEEDED, result_error=why)
+    if outcome.state is JobState.CANCELLED:
+        return Outcome(outcome.token, JobState.CANCELLED, spent=outcome.spent)
+    failure = Failure(FailureKind.EXCEPTION, "packhorse.errors.StoreDataError", why).encode()
+    return Outcome(outcome.token, JobState.FAILED, spent=outcome.spent, lost=outcome.lost, failure=failure)
 
 
 def _asked_wait(error: Retry, policy: RetryPolicy, attempt: int) -> int:

@@ -141,7 +141,8 @@ class BaseTask(Generic[P, R_co]):
         self.on_worker_lost = on_worker_lost
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self._signature = inspect.signature(function)
-        self._names = tuple(self._signature.parameters)
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self._names = tuple(name for name, it in self._signature.parameters.items() if it.kind in positional)
         self._shapes: set[tuple[object, ...]] = set()
         self.__name__ = getattr(function, "__name__", name)
         self.__doc__ = function.__doc__

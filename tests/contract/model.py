@@ -134,6 +134,9 @@ class Model:
 
     def _end(self, outcome: Outcome, now: int) -> None:
         facts, token = self.facts[outcome.token.id], outcome.token
+        asked = self.running[token.id]["asked"]
+        if asked is not None and outcome.state in (JobState.READY, JobState.SCHEDULED):
+            outcome = outcome._replace(state=JobState.CANCELLED, reason=asked)
         self._take_away(token.id)
         began = None if outcome.duration is None else now - outcome.duration
         if outcome.state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED):
@@ -217,8 +220,7 @@ class Model:
 
     def leave(self, process: bytes) -> None:
         for token in self.held(process):
-            self._take_away(token.id)
-            self.ready.add(token.id)
+            self._end(Outcome(token, JobState.READY, spent=False), self.clock.now())
             self.facts[token.id]["epoch"] += 1
         self.members.pop(process, None)
 

@@ -49,15 +49,14 @@ def test_leaving_twice(store: Store, worker: Worker):
     assert store.processes() == []
 
 
-def test_orders_are_gone_with_the_claim(store: Store, worker: Worker):
-    """A job that was put back is nobody's to be asked about."""
+def test_orders_are_heeded_on_leaving(store: Store, worker: Worker, other: Worker):
+    """A job whose end was asked for is not put back."""
     insert(store, "a")
     worker.claim_one()
     move(store, Act.CANCEL, "a")
     store.leave(worker.id)
-    worker.enroll()
-    worker.claim_one()
-    assert worker.beat().orders == []
+    assert state(store, "a") is JobState.CANCELLED
+    assert other.claim() == []
 
 
 def test_the_dead_can_leave(store: Store, worker: Worker, clock: ManualClock):

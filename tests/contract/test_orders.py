@@ -1,10 +1,25 @@
 """What an operator asks of the owner of a running job, told with the beat."""
 
-from packhorse.clock import ManualClock
+import pytest
+
+from packhorse.clock import SECOND, ManualClock
 from packhorse.job import JobState
 from packhorse.stores import Store
 from packhorse.stores.contract import Act, Beaten, Change, Order, OrderKind, Selection
-from tests.contract.helpers import Worker, cancelled, id_of, insert, move, names, new_nonce, released, state, succeeded
+from tests.contract.helpers import (
+    Worker,
+    cancelled,
+    id_of,
+    insert,
+    look,
+    move,
+    names,
+    new_nonce,
+    released,
+    retried,
+    state,
+    succeeded,
+)
 
 
 def test_the_owner_is_asked(store: Store, worker: Worker, other: Worker):
@@ -63,14 +78,26 @@ def test_the_last_reason_counts(store: Store, worker: Worker):
     assert [order.reason for order in worker.beat().orders] == ["second"]
 
 
-def test_an_order_ends_with_the_claim(store: Store, worker: Worker):
-    """A job that was put back and claimed again has no old order with it."""
+@pytest.mark.parametrize("delay", [None, 0, SECOND])
+def test_an_order_outlives_its_claim(store: Store, worker: Worker, delay: int | None):
+    """A job whose end was asked for does not come back, by a release, a retry or a snooze."""
     insert(store, "a")
     claim = worker.claim_one()
     move(store, Act.CANCEL, "a")
-    worker.finish(released(claim))
-    worker.claim_one()
+    worker.finish(released(claim) if delay is None else retried(claim, delay))
+    assert state(store, "a") is JobState.CANCELLED
+    assert look(store, "a").reason == "because"
     assert worker.beat().orders == []
+    assert names(worker.claim()) == []
+
+
+def test_a_job_that_ends_by_itself_needs_no_order(store: Store, worker: Worker):
+    """Its own ending stands."""
+    insert(store, "a")
+    claim = worker.claim_one()
+    move(store, Act.CANCEL, "a")
+    worker.finish(succeeded(claim))
+    assert state(store, "a") is JobState.SUCCEEDED
 
 
 def test_an_order_goes_with_an_adopted_job(store: Store, worker: Worker, other: Worker):

@@ -114,3 +114,12 @@ def test_a_pause_in_an_earlier_entry_is_not_served_by_a_later_one(store: Store, 
     insert(store, job("a", queue="mail"), job("b", queue="report"))
     store.pause("mail", None, "ann", "")
     assert names(worker.claim(queues="mail,mail*,*")) == ["b"]
+
+
+def test_a_pause_may_last_a_length_of_the_stores_time(store: Store, worker: Worker, clock: ManualClock):
+    """So that nobody's clock but the store's counts."""
+    insert(store, "a")
+    store.pause("default", None, "ann", "", length=5 * SECOND)
+    assert worker.claim() == []
+    clock.advance(6)
+    assert names(worker.claim()) == ["a"]

@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from packhorse.errors import ConfigError
 from packhorse.queues import parse_queues
 from packhorse.runtime.child import LOG_FORMAT, Plan
 from packhorse.runtime.loading import load_app
@@ -51,6 +52,11 @@ def worker(
     logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     parse_queues(queues)
     application = load_app(app)
+    if not application.store.shared:
+        raise ConfigError(
+            f"The store {application.store.url} lives inside one process, so worker processes would see no jobs. "
+            "Use SQLite, or run a worker inside your program with packhorse.Embedded."
+        )
     application.store.schema_version()  # meets an unusable store before any child is started
     count = processes or os.cpu_count() or 1
     work = Plan(app, "worker", queues, concurrency, burst, max_jobs, log_level.upper())

@@ -51,8 +51,9 @@ class Plan:
 
 
 def encode_order(order: Order) -> bytes:
+    """One line that a pipe takes whole or not at all, hence the short reason."""
     process, nonce, id, epoch = order.token
-    return json.dumps([order.kind, process.hex(), nonce, id.hex(), epoch, order.reason]).encode() + b"\n"
+    return json.dumps([order.kind, process.hex(), nonce, id.hex(), epoch, order.reason[:300]]).encode() + b"\n"
 
 
 def decode_order(line: bytes) -> Order:

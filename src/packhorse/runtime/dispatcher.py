@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -12,8 +11,6 @@ from packhorse.runtime.orphans import Judge
 from packhorse.runtime.process import Process
 from packhorse.runtime.worker import new_nonce
 from packhorse.stores.contract import Order
-
-log = logging.getLogger("packhorse.dispatcher")
 
 LOOK_EVERY = 0.1  # a job may be scheduled for sooner than the next one known
 ADOPT_EVERY = 5.0

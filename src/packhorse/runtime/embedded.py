@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from types import TracebackType
 from typing import Self
@@ -14,9 +15,13 @@ from packhorse.runtime.worker import Worker
 
 
 class Embedded:
-    """`with Embedded(app): ...` performs jobs meanwhile; on leaving, running jobs may finish."""
+    """`with Embedded(app): ...` performs jobs meanwhile; on leaving, running jobs may finish.
+
+    One that outlasts `shutdown_timeout` goes on in its thread, and ends as usual if the program lives that long.
+    """
 
     def __init__(self, app: Packhorse, queues: str = "*", concurrency: int = 8) -> None:
+        self._app = app
         selected = parse_queues(queues)
         self._processes = [Process(app, Worker(app, selected, concurrency)), Process(app, Dispatcher(app))]
         self._threads = [
@@ -32,6 +37,7 @@ class Embedded:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        grace = self._app.settings.shutdown_timeout
         for process, thread in zip(self._processes, self._threads, strict=True):
-            process.stop()
-            thread.join()
+            process.stop(within=math.inf)  # a job that takes longer keeps its lease as long as this program lives
+            thread.join(grace)

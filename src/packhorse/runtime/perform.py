@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import time
 from typing import Any
@@ -13,7 +14,7 @@ from packhorse.app import Packhorse
 from packhorse.errors import PayloadError
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
-from packhorse.job import Claim, FailureKind, JobState, Token
+from packhorse.job import MESSAGE_CAP, Claim, FailureKind, JobState, Token, storable
 from packhorse.outcome import Outcome, decide, refuse, stop, succeed
 from packhorse.retry import RetryPolicy
 from packhorse.task import BaseTask
@@ -48,6 +49,9 @@ class Performer:
             value = contextvars.copy_context().run(task.function, *args, **kwargs)
         except BaseException as error:  # a task may also raise SystemExit; the slot must live on
             return self._raised(claim, task, error, began)
+        if value is not None and (inspect.iscoroutine(value) or inspect.isgenerator(value)):
+            value.close()
+            return self._raised(claim, task, _undone(value), began)
         return self._returned(claim, value, began)
 
     async def in_loop(self, claim: Claim) -> Outcome:
@@ -92,9 +96,10 @@ class Performer:
             return succeed(claim.token, duration, None)
         try:
             return succeed(claim.token, duration, codec.encode_result(value))
-        except PayloadError as error:
-            log.warning("job %s (%s) succeeded without a result: %s", to_text(claim.token.id), claim.task, error)
-            return succeed(claim.token, duration, None, str(error))
+        except Exception as error:  # a value's own methods may raise anything while they are looked at
+            why = str(error) if isinstance(error, PayloadError) else f"{type(error).__name__} while encoding it"
+            log.warning("job %s (%s) succeeded without a result: %s", to_text(claim.token.id), claim.task, why)
+            return succeed(claim.token, duration, None, storable(why, MESSAGE_CAP))
 
     def _raised(self, claim: Claim, task: BaseTask[..., Any], error: BaseException, began: int) -> Outcome:
         duration = _since(began)
@@ -114,6 +119,13 @@ class Performer:
 def _unknown(name: str, app: Packhorse) -> UnknownTask:
     return UnknownTask(
         f"there is no task {name!r} in application {app.name!r}. Start a worker whose code has it, then retry the job."
+    )
+
+
+def _undone(value: object) -> TypeError:
+    return TypeError(
+        f"the function returned a {type(value).__name__} instead of doing its work; "
+        "if a decorator hides that it is a coroutine function, make the decorator's function async too"
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from packhorse.job import Claim, Token
-from packhorse.outcome import Outcome
+from packhorse.outcome import Outcome, broken
 from packhorse.runtime.perform import Performer
 
 
@@ -27,7 +27,7 @@ class Slots:
         self._hand_in = hand_in
         self._waiting: deque[tuple[float, Claim]] = deque()
         self._free = deque([None] * concurrency)
-        self._running: dict[bytes, tuple[Token, float]] = {}
+        self._running: dict[Token, float] = {}
         self._coroutines: dict[Token, asyncio.Task[None]] = {}
         self._inbox: SimpleQueue[Claim | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -37,6 +37,9 @@ class Slots:
     def put(self, claims: list[Claim]) -> None:
         now = time.monotonic()
         self._waiting.extend((now, claim) for claim in claims)
+        self._serve()
+
+    def _serve(self) -> None:
         while self._waiting and self._take_token():
             if (claim := self._next()) is not None:
                 self._give(claim)
@@ -47,11 +50,14 @@ class Slots:
         taken = []
         while self._waiting:
             try:
+                if self._waiting[0][0] > limit:
+                    break
                 put_at, claim = self._waiting.popleft()
             except IndexError:
                 break
-            if put_at > limit:
+            if put_at > limit:  # a slot was faster, and this is the one behind; nobody may have seen it meanwhile
                 self._waiting.appendleft((put_at, claim))
+                self._serve()
                 break
             taken.append(claim)
         return taken
@@ -63,7 +69,7 @@ class Slots:
     def running_for(self, seconds: float) -> list[Token]:
         """What has run at least so long."""
         limit = time.monotonic() - seconds
-        return [token for token, began in self._running.copy().values() if began <= limit]
+        return [token for token, began in self._running.copy().items() if began <= limit]
 
     def cancel(self, token: Token, reason: str) -> None:
         """Ask a job to end: before it begins, or at its next await."""
@@ -113,9 +119,12 @@ class Slots:
         perform, running, is_coroutine = self._performer.in_thread, self._running, self._performer.is_coroutine
         while (claim := self._inbox.get()) is not None:
             while claim is not None:
-                running[claim.token.id] = claim.token, time.monotonic()
-                outcome = perform(claim)
-                del running[claim.token.id]
+                running[claim.token] = time.monotonic()
+                try:
+                    outcome = perform(claim)
+                except BaseException as error:  # whatever happens, the job ends and the slot lives
+                    outcome = broken(claim.token, error)
+                del running[claim.token]
                 self._hand_in(outcome)
                 claim = self._next()
                 if claim is not None and is_coroutine(claim):
@@ -136,9 +145,12 @@ class Slots:
         self._coroutines[claim.token] = task  # the loop itself holds tasks only weakly
 
     async def _perform_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
-        self._running[claim.token.id] = claim.token, time.monotonic()
-        outcome = await self._performer.in_loop(claim)
-        del self._running[claim.token.id], self._coroutines[claim.token]
+        self._running[claim.token] = time.monotonic()
+        try:
+            outcome = await self._performer.in_loop(claim)
+        except BaseException as error:
+            outcome = broken(claim.token, error)
+        del self._running[claim.token], self._coroutines[claim.token]
         self._hand_in(outcome)
         following = self._next()
         if following is None:
@@ -150,7 +162,7 @@ class Slots:
 
     def _cancel_coroutine(self, token: Token) -> None:
         # One that has not begun would never begin, and its slot be lost; it sees the order when it does.
-        if token.id in self._running and (task := self._coroutines.get(token)) is not None:
+        if token in self._running and (task := self._coroutines.get(token)) is not None:
             task.cancel()
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -37,7 +38,9 @@ class Child:
 
     def __post_init__(self) -> None:
         self.started_at = time.monotonic()
-        self.process = subprocess.Popen(self.plan.command(self.id, self.supervisor), stdin=subprocess.PIPE)
+        self.process = subprocess.Popen(self.plan.command(self.id, self.supervisor), stdin=subprocess.PIPE, bufsize=0)
+        assert self.process.stdin is not None
+        os.set_blocking(self.process.stdin.fileno(), False)
         log.info("started %s with pid %d", self.plan.role, self.process.pid)
         failpoint("supervisor.after_start")
 
@@ -50,16 +53,15 @@ class Child:
         """How it ended, as the end of a sentence about it."""
         status = self.process.returncode
         if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
+            known = {number.value: number.name for number in signal.Signals}
+            return f"was killed by {known.get(-status, f'signal {-status}')}"
         return f"exited with status {status}"
 
     def tell(self, line: bytes) -> None:
-        try:
-            assert self.process.stdin is not None
+        """Never waits for a child that does not read: every beat says it again."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
             self.process.stdin.write(line)
-            self.process.stdin.flush()
-        except OSError:
-            log.debug("child %d no longer listens", self.process.pid)
 
 
 class Supervisor:
@@ -141,7 +143,7 @@ class Supervisor:
 
     def _bury(self, child: Child) -> None:
         """A child has ended. If it was not its own wish, its jobs get a verdict now and a new one takes its place."""
-        if child.process.returncode == 0:
+        if child.process.returncode == 0 and (child.plan.burst or child.plan.max_jobs is not None):
             log.info("%s with pid %d has done its part", child.plan.role, child.process.pid)
             return
         log.error("%s with pid %d %s", child.plan.role, child.process.pid, child.cause)

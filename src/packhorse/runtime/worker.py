@@ -52,8 +52,8 @@ class Worker:
         self._performer = Performer(app)
         self._slots = Slots(concurrency, self._performer, self._hand_in)
         self._ended: deque[Outcome] = deque()
-        self._held: dict[bytes, Token] = {}
-        self._unannounced: set[bytes] = set()
+        self._held: set[Token] = set()
+        self._unannounced: set[Token] = set()
         self._pace = UNKNOWN_PACE
         self._quiet = False
         self._in_doubt = False
@@ -76,11 +76,11 @@ class Worker:
         starting = max(0, min(room, self._concurrency - busy))
         reply = self._exchange(outcomes, room, starting)
         self._hand_out(reply, starting)
-        return self._rest(reply)
+        return self._rest(room, reply)
 
     def obey(self, orders: Sequence[Order]) -> None:
         for order in orders:
-            if self._held.get(order.token.id) == order.token:
+            if order.token in self._held:
                 self._slots.cancel(order.token, order.reason)
 
     def quiet(self) -> None:
@@ -139,7 +139,7 @@ class Worker:
 
     def _exchange(self, outcomes: list[Outcome], room: int, starting: int) -> Exchanged:
         failpoint("worker.before_exchange")
-        started = [token for token in self._slots.running_for(LONG) if token.id in self._unannounced]
+        started = [token for token in self._slots.running_for(LONG) if token in self._unannounced]
         try:
             reply = self._offer(outcomes, room, starting, started)
         except BaseException:
@@ -147,10 +147,10 @@ class Worker:
             self._in_doubt = True
             raise
         failpoint("worker.after_exchange")
-        self._unannounced.difference_update(token.id for token in started)
+        self._unannounced.difference_update(started)
         for outcome in outcomes:
-            self._held.pop(outcome.token.id, None)
-            self._unannounced.discard(outcome.token.id)
+            self._held.discard(outcome.token)
+            self._unannounced.discard(outcome.token)
             if self._performer.cancelled:
                 self._performer.cancelled.pop(outcome.token, None)
             if self._jobs_left is not None:
@@ -189,8 +189,8 @@ class Worker:
     def _resolve_doubt(self) -> None:
         """What the store gave us in an exchange that failed, and so never told us, goes back unspent."""
         for token in self._app.store.held(self._process.id):
-            if self._held.get(token.id) != token:
-                self._held[token.id] = token
+            if token not in self._held:
+                self._held.add(token)
                 self._ended.append(release(token))
         self._in_doubt = False
         self._doubt_at = time.monotonic() + DOUBT_EVERY
@@ -201,26 +201,27 @@ class Worker:
         failpoint("worker.claimed")
         fresh: list[Claim] = []
         for claim in reply.claims:
-            self._held[claim.token.id] = claim.token
+            self._held.add(claim.token)
             if claim.expires_at is not None and claim.expires_at <= reply.now:
                 self._ended.append(expire(claim.token))
             else:
                 fresh.append(claim)
-        self._unannounced.update(claim.token.id for claim in reply.claims[starting:])
+        self._unannounced.update(claim.token for claim in reply.claims[starting:])
         self._slots.put(fresh)
 
-    def _rest(self, reply: Exchanged) -> float:
+    def _rest(self, room: int, reply: Exchanged) -> float:
         if self._ended:
             return 0
-        if not self._held and not self._quiet and self._finished_its_part(reply):
+        if not self._held and not self._quiet and self._finished_its_part(room, reply):
             self._process.stop()
             return 0
         if self._watcher is not None:
             self._watcher.set_armed(len(self._held) < self._concurrency and not self._quiet)
         return PATIENCE if self._slots.waiting else self._app.settings.polling_interval
 
-    def _finished_its_part(self, reply: Exchanged) -> bool:
-        return (self._burst and not reply.claims) or (self._jobs_left is not None and self._jobs_left <= 0)
+    def _finished_its_part(self, room: int, reply: Exchanged) -> bool:
+        nothing_ready = room > 0 and reply.alive and not reply.claims
+        return (self._burst and nothing_ready) or (self._jobs_left is not None and self._jobs_left <= 0)
 
 
 def new_nonce() -> int:

@@ -42,7 +42,10 @@ class OrderKind(StrEnum):
 
 
 class Order(NamedTuple):
-    """What an operator asks of the owner of a running job. Told at every beat until the job has moved on."""
+    """What an operator asks of the owner of a running job. Told at every beat until the job has ended.
+
+    Where the owner puts the job back instead, by a retry, a release or its own death, it ends `cancelled`.
+    """
 
     kind: OrderKind
     token: Token
@@ -201,6 +204,7 @@ class Store(ABC):
     """Promises are kept here; policies are unknown here. Every method may be called from any thread."""
 
     url: str
+    shared = True  # False where each process has a store of its own
 
     # Hot: each one batched round trip and at most one commit.
 
@@ -282,7 +286,8 @@ class Store(ABC):
         """Act on up to `limit` selected jobs, in the order of their ids, beginning behind `after`."""
 
     @abstractmethod
-    def pause(self, queue: str, until: int | None, actor: str, reason: str) -> None: ...
+    def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
+        """Claim nothing of the queue until a moment, for a length from the store's now, or until it is resumed."""
 
     @abstractmethod
     def resume(self, queue: str, actor: str, reason: str) -> bool: ...

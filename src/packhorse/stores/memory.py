@@ -10,7 +10,7 @@ from datetime import datetime
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
 from packhorse.ids import to_text
 from packhorse.job import Attempt, Claim, Failure, Job, JobState, NewJob, Token
-from packhorse.outcome import Outcome
+from packhorse.outcome import Outcome, heed, release
 from packhorse.queues import Selected
 from packhorse.stores.contract import (
     Act,
@@ -76,6 +76,8 @@ class _Process:
 
 
 class MemoryStore(Store):
+    shared = False
+
     def __init__(self, clock: Clock | None = None, url: str = "memory://") -> None:
         self.url = url
         self.clock = clock or SystemClock()
@@ -167,6 +169,8 @@ class MemoryStore(Store):
         job = self._held_under(outcome.token)
         if job is None:
             return False
+        if job.asked is not None and not outcome.state.finished:
+            outcome = heed(outcome, job.asked)
         if outcome.failure is not None and not outcome.state.finished:
             began = None if outcome.duration is None else now - outcome.duration
             number = job.attempts + 1
@@ -243,14 +247,10 @@ class MemoryStore(Store):
         with self._changed:
             for job in self._jobs.values():
                 if job.token is not None and job.token.process == process:
-                    self._put_back(job)
+                    self._finish(release(job.token), self.clock.now())
+                    job.epoch += 1
             self._processes.pop(process, None)
             self._notify()
-
-    def _put_back(self, job: _Job) -> None:
-        job.state = JobState.READY
-        job.epoch += 1
-        job.token = job.asked = job.claimed_at = job.started_at = None
 
     # Housekeeping.
 
@@ -359,8 +359,9 @@ class MemoryStore(Store):
             number = job.attempts + (not last.spent)
             job.failures.append((number, last.token.process, job.started_at, job.finished_at, last.failure, last.spent))
 
-    def pause(self, queue: str, until: int | None, actor: str, reason: str) -> None:
+    def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
         with self._changed:
+            until = self.clock.now() + length if length is not None else until
             end = to_datetime(until) if until is not None else None
             self._pauses[queue] = Pause(queue, end, reason, actor)
             self._audit.append(Audit(self.clock.now(), actor, "pause", reason, 0))

@@ -17,7 +17,7 @@ from packhorse.errors import ConfigError, SchemaError, StoreURLError
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
 from packhorse.job import Job, JobState, NewJob, Token
-from packhorse.outcome import Outcome
+from packhorse.outcome import Outcome, release
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_exchange, sqlite_jobs
 from packhorse.stores.contract import (
@@ -51,10 +51,7 @@ log = logging.getLogger("packhorse.store")
 OLDEST = (3, 35)
 WAL_WARNING = 256 << 20
 WAL_WARNING_EVERY = 60.0
-PUT_BACK = """
-    update job set state = 3, epoch = epoch + 1, claimed_at = null, started_at = null, asked = null
-    where state = 4 and process = ?
-"""
+HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
 ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
 RENEW = "update process set lease_until = ? + lease where id = ? and boot = ? and lease_until > ?"
 
@@ -134,9 +131,8 @@ class SQLiteStore(Store):
             dead = [id for id in processes if not self._renew(c, id)]
             failpoint("beat.before_commit")
         failpoint("beat.after_commit")
-        asked = "select asked, process, nonce, id, epoch from job where state = 4 and process = ? and asked is not null"
         with self._cursor() as c:
-            rows = [row for id in processes for row in c.execute(asked, (id,))]
+            rows = [row for id in processes for row in c.execute(sqlite_exchange.ASKED, (id,))]
         orders = [Order(OrderKind.CANCEL, Token(*token), reason) for reason, *token in rows]
         return Beaten(dead, sorted(orders, key=lambda order: order.token))
 
@@ -157,8 +153,7 @@ class SQLiteStore(Store):
 
     def held(self, process: bytes) -> list[Token]:
         with self._cursor() as c:
-            rows = c.execute("select process, nonce, id, epoch from job where state = 4 and process = ?", (process,))
-            return sorted(Token(*row) for row in rows)
+            return sorted(Token(*row) for row in c.execute(HELD, (process,)))
 
     # Membership.
 
@@ -176,7 +171,9 @@ class SQLiteStore(Store):
 
     def leave(self, process: bytes) -> None:
         with self._transaction() as c:
-            c.execute(PUT_BACK, (process,))
+            c.execute("update job set epoch = epoch + 1 where state = 4 and process = ?", (process,))
+            held = [Token(*row) for row in c.execute(HELD, (process,))]
+            sqlite_exchange.finish(c, [release(token) for token in held], self.clock.now())
             c.execute("delete from process where id = ?", (process,))
             failpoint("leave.before_commit")
         failpoint("leave.after_commit")
@@ -260,7 +257,7 @@ class SQLiteStore(Store):
         for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED):
             if (kept := retention.of(state)) is not None:
                 found += c.execute(
-                    "select finished_at, id from job where state = ? and finished_at <= ? "
+                    "select finished_at, id from job where state = ? and state > 4 and finished_at <= ? "
                     "order by finished_at, id limit ?",
                     (sqlite_exchange.CODE[state], now - kept, limit),
                 )
@@ -280,10 +277,7 @@ class SQLiteStore(Store):
     ) -> Moved:
         with self._transaction() as c:
             now = self.clock.now()
-            where, parameters = sqlite_jobs.where(selection, after)
-            rows = c.execute(
-                f"select job.id, state {sqlite_jobs.VIEW} {where} order by payload.id limit ?", (*parameters, limit)
-            ).fetchall()
+            rows = c.execute(*sqlite_jobs.select("payload.id, state", selection, after, limit)).fetchall()
             asked = 0
             if change.act is Act.CANCEL:
                 running = [(reason or "cancelled", id) for id, state in rows if state == sqlite_exchange.RUNNING]
@@ -297,10 +291,13 @@ class SQLiteStore(Store):
         failpoint("move.after_commit")
         return Moved(len(ids), asked, rows[-1][0] if len(rows) == limit else None)
 
-    def pause(self, queue: str, until: int | None, actor: str, reason: str) -> None:
+    def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
         with self._transaction() as c:
             now = self.clock.now()
-            c.execute("insert or replace into pause values (?, ?, ?, ?, ?)", (queue, until, reason, actor, now))
+            until = now + length if length is not None else until
+            columns = "(queue, until, reason, actor, paused_at)"
+            row = (queue, until, reason, actor, now)
+            c.execute(f"insert or replace into pause {columns} values (?, ?, ?, ?, ?)", row)
             c.execute(
                 "insert into audit (at, actor, act, reason, jobs) values (?, ?, 'pause', ?, 0)", (now, actor, reason)
             )
@@ -319,9 +316,8 @@ class SQLiteStore(Store):
     # Looking.
 
     def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[Job]:
-        where, parameters = sqlite_jobs.where(selection, after)
         with self._cursor() as c:
-            rows = c.execute(f"{sqlite_jobs.NARROW} {where} order by payload.id limit ?", (*parameters, limit))
+            rows = c.execute(*sqlite_jobs.select(sqlite_jobs.COLUMNS, selection, after, limit))
             return [Job(**sqlite_jobs.narrow(row)) for row in rows]
 
     def job(self, id: bytes) -> Job | None:

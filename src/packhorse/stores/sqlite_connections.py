@@ -261,7 +261,15 @@ def raise_translated(error: BaseException) -> None:
             raise StoreUnavailable(why) from error
         case sqlite3.OperationalError():
             raise StoreUnavailable(f"SQLite: {text}. Check the disk and the file's mode.") from error
-        case sqlite3.DataError() | sqlite3.InterfaceError() | OverflowError() | UnicodeEncodeError():
+        case sqlite3.ProgrammingError() if "bind" not in text:
+            return
+        case (
+            sqlite3.DataError()
+            | sqlite3.InterfaceError()
+            | sqlite3.ProgrammingError()
+            | OverflowError()
+            | UnicodeEncodeError()
+        ):
             raise StoreDataError(f"SQLite cannot store this value: {text}") from error
         case OSError():
             raise StoreUnavailable(f"The database cannot be reached: {text}. Check its folder.") from error

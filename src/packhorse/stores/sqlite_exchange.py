@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from packhorse.job import Claim, JobState, NewJob, Token
-from packhorse.outcome import Outcome
+from packhorse.outcome import Outcome, heed
 from packhorse.queues import Selected
 
 STATES = list(JobState)
@@ -75,6 +75,10 @@ STARTED = """
     update job set started_at = ?
     where state = 4 and process = ? and nonce = ? and id = ? and epoch = ? and started_at is null
 """
+ASKED = """
+    select asked, process, nonce, id, epoch from job indexed by job_held
+    where state = 4 and process = ? and asked is not null
+"""
 NEXT_QUEUE = """
     select queue from job indexed by job_to_claim where state = 3 and queue >= ? order by queue limit 1
 """
@@ -112,6 +116,7 @@ def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
 
 def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list[Token]:
     """Write the outcomes whose token stands; the tokens of the others."""
+    outcomes = _heeded(c, outcomes)
     c.execute("savepoint finishing")
     refused: list[Token] = []
     if _write(c, outcomes, now) < len(outcomes):
@@ -127,6 +132,18 @@ def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list
             row = (outcome.spent, began, now, outcome.failure, outcome.spent, outcome.token.id)
             c.execute(INSERT_ATTEMPT, row)
     return refused
+
+
+def _heeded(c: sqlite3.Connection, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    """A job whose end an operator asked for does not come back, whatever its owner made of it."""
+    owners = {outcome.token.process for outcome in outcomes if not outcome.state.finished}
+    asked = {Token(*token): reason for owner in owners for reason, *token in c.execute(ASKED, (owner,))}
+    if not asked:
+        return outcomes
+    return [
+        heed(outcome, asked[outcome.token]) if outcome.token in asked and not outcome.state.finished else outcome
+        for outcome in outcomes
+    ]
 
 
 def _write(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> int:

@@ -33,8 +33,14 @@ COLUMNS = """
 VIEW = """
     from payload join job on job.n = payload.n and job.id = payload.id left join ending on ending.id = payload.id
 """
-NARROW = f"select {COLUMNS} {VIEW}"
 WIDE = f"select {COLUMNS}, body, result {VIEW}"
+# A partial index serves only a query that repeats its condition to the letter.
+INDEXES = (
+    ({SUCCEEDED, FAILED, CANCELLED}, "job_to_prune", "state > 4"),
+    ({RUNNING}, "job_held", "state = 4"),
+    ({READY}, "job_to_claim", "state = 3"),
+    ({SCHEDULED}, "job_to_promote", "state = 1"),
+)
 WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry")
 
 MOVABLE = {
@@ -91,10 +97,19 @@ def delete(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
         batched(c, f"delete from {table} where id in (values {{values}})", rows)
 
 
-def where(selection: Selection, after: bytes | None) -> tuple[str, list[Any]]:
-    conditions = ["true"]
+def select(columns: str, selection: Selection, after: bytes | None, limit: int) -> tuple[str, list[Any]]:
+    """A page of selected jobs in the order of their ids, and its parameters."""
+    states = None if selection.states is None else {CODE[state] for state in selection.states}
+    view, conditions = VIEW, ["true"]
     parameters: list[Any] = []
-    states = None if selection.states is None else [CODE[state] for state in selection.states]
+    if states and selection.ids is None:
+        for served, index, condition in INDEXES:
+            if states <= served:
+                view = f"""
+                    from job indexed by {index} join payload on payload.id = job.id
+                    left join ending on ending.id = job.id
+                """
+                conditions = [condition]
     for column, allowed in (
         ("payload.id", selection.ids),
         ("state", states),
@@ -110,7 +125,8 @@ def where(selection: Selection, after: bytes | None) -> tuple[str, list[Any]]:
     if after is not None:
         conditions.append("payload.id > ?")
         parameters.append(after)
-    return "where " + " and ".join(conditions), parameters
+    where = " and ".join(conditions)
+    return f"select {columns} {view} where {where} order by payload.id limit ?", [*parameters, limit]
 
 
 def narrow(row: Sequence[Any]) -> dict[str, Any]:

@@ -19,13 +19,13 @@ class SQLiteWatch(Watch):
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._connection = connections.take()
+        self._seen = self._version()
+        self._written = False
         self._bell_out, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._bell_out, select.POLLIN)
         self._events: FileEvents | None = None
         self._look_every = LOOK_WITHOUT_EVENTS
-        self._seen = self._version()
-        self._written = False
         try:
             self._events = FileEvents(connections.path.with_name(connections.path.name + "-wal"))
         except OSError:
