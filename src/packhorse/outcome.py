@@ -20,6 +20,7 @@ class Outcome(NamedTuple):
     spent      counts as an attempt; `lost` counts as a loss
     duration   microseconds since the task began, None where it never began
     failure    an encoded Failure: kept with the finished job, or as the row of an attempt that did not succeed
+    owner      the process whose attempt it was, where another one writes the verdict
     """
 
     token: Token
@@ -32,6 +33,7 @@ class Outcome(NamedTuple):
     result_error: str | None = None
     failure: bytes | None = None
     reason: str | None = None
+    owner: bytes | None = None
 
     @property
     def size(self) -> int:
@@ -86,13 +88,19 @@ def refuse(claim: Claim, kind: FailureKind, error: BaseException) -> Outcome:
 
 
 def decide_lost(
-    claim: Claim, error: ProcessExitError | ProcessPrunedError, *, fail_at_once: bool, max_losses: int = MAX_LOSSES
+    claim: Claim,
+    error: ProcessExitError | ProcessPrunedError,
+    *,
+    fail_at_once: bool,
+    max_losses: int = MAX_LOSSES,
+    owner: bytes | None = None,
+    duration: int | None = None,
 ) -> Outcome:
     """The verdict on an orphan: run again in place, or fail once it was lost too often."""
     failure = Failure.of(error, FailureKind.WORKER_LOST).encode()
     failed = fail_at_once or claim.losses + 1 >= max_losses
     state = JobState.FAILED if failed else JobState.READY
-    return Outcome(claim.token, state, spent=False, lost=True, failure=failure)
+    return Outcome(claim.token, state, spent=False, lost=True, duration=duration, failure=failure, owner=owner)
 
 
 def heed(outcome: Outcome, asked: str) -> Outcome:

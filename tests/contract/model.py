@@ -144,7 +144,7 @@ class Model:
                 "state": outcome.state,
                 "finished_at": now,
                 "started_at": began,
-                "process": token.process,
+                "process": outcome.owner or token.process,
                 "result": outcome.result,
                 "result_error": outcome.result_error,
                 "failure": outcome.failure,
@@ -153,7 +153,9 @@ class Model:
             }
         else:
             if outcome.failure is not None:
-                facts["rows"].append((facts["attempts"] + 1, token.process, began, now, outcome.failure, outcome.spent))
+                facts["rows"].append(
+                    (facts["attempts"] + 1, outcome.owner or token.process, began, now, outcome.failure, outcome.spent)
+                )
             if outcome.state is JobState.SCHEDULED:
                 facts["run_at"] = facts["order_key"] = now + outcome.delay
             comes_later = outcome.state is JobState.SCHEDULED and outcome.delay > 0
@@ -250,7 +252,8 @@ class Model:
             self.facts[id]["epoch"] += 1
             token = Token(adopter, nonce, id, self.facts[id]["epoch"])
             self.running[id]["token"] = token
-            orphans.append(Orphan(self._claim(token), owner))
+            began = self.running[id]["started_at"]
+            orphans.append(Orphan(self._claim(token), owner, None if began is None else self.clock.now() - began))
         for process in [process for process in self.members if gone(process) and not self.held(process)]:
             del self.members[process]
         return orphans

@@ -2,8 +2,10 @@
 
 import pytest
 
-from packhorse.clock import ManualClock
+from packhorse.clock import SECOND, ManualClock
+from packhorse.ids import to_text
 from packhorse.job import JobState
+from packhorse.queues import EVERYTHING
 from packhorse.stores import Store
 from packhorse.stores.contract import Orphan
 from tests.contract.helpers import (
@@ -17,6 +19,7 @@ from tests.contract.helpers import (
     name_of,
     names,
     new_nonce,
+    now,
     retried,
     state,
     succeeded,
@@ -187,3 +190,23 @@ def test_many_orphans(store: Store, worker: Worker, other: Worker):
     while batch := adopted(other, 400, dead=(worker,)):
         found += batch
     assert found == wanted
+
+
+@pytest.mark.parametrize("verdict", [JobState.READY, JobState.FAILED])
+def test_the_attempt_is_the_dead_owners(
+    store: Store, worker: Worker, other: Worker, clock: ManualClock, verdict: JobState
+):
+    """Whoever looks must see who held the job and since when, not who judged it."""
+    insert(store, "a")
+    store.exchange(worker.id, new_nonce(), [], EVERYTHING, 1, starting=1)
+    began = now(clock)
+    clock.advance(3)
+    [orphan] = adopt(other, dead=(worker,))
+    assert orphan.ran == 3 * SECOND
+    other.finish(lost(orphan.claim, verdict)._replace(owner=orphan.owner.id, duration=orphan.ran))
+    seen = look(store, "a")
+    if verdict is JobState.FAILED:
+        assert (seen.process, seen.started_at) == (to_text(worker.id), began)
+    else:
+        [attempt] = seen.failures
+        assert (attempt.process, attempt.started_at) == (to_text(worker.id), began)

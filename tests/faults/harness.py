@@ -330,6 +330,10 @@ class Workers:
         self._hold(pid)
         signal.pidfd_send_signal(self._handles[pid], signal.SIGKILL)
 
+    def stop_child(self, pid: int) -> None:
+        self._hold(pid)
+        signal.pidfd_send_signal(self._handles[pid], signal.SIGTERM)
+
     def child_ended(self, pid: int) -> bool:
         handle = self._handles.get(pid)
         return handle is None or bool(select.select([handle], [], [], 0)[0])

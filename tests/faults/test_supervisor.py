@@ -1,11 +1,15 @@
 """Stops, kills and losses of whole worker processes (mission test 1; F01, F03, F07)."""
 
+import os
 import signal
 import time
 
 import pytest
 
-from packhorse.job import FailureKind
+from packhorse.job import FailureKind, Token
+from packhorse.runtime.child import Plan, encode_order
+from packhorse.runtime.supervisor import Child
+from packhorse.stores.contract import Order, OrderKind
 from tests.faults.harness import Place
 from tests.waiting import wait_until
 
@@ -203,3 +207,38 @@ def test_a_job_past_the_grace_goes_back_only_when_its_process_is_gone(place: Pla
     assert again.stop() == 0
     assert len(place.lines("held", "start")) == 2
     place.check([id])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["worker", "dispatcher"])
+def test_a_child_that_somebody_else_stopped_is_replaced(place: Place, role: str):
+    """Leaving cleanly is no reason to be missed for good."""
+    workers = place.workers("--processes", "1")
+    first = workers.wait_pid(role)
+    id = place.enqueue("hold", "first")
+    place.let_go("first")
+    place.wait_state(id, "succeeded")
+    workers.stop_child(first)
+    assert workers.wait_pid(role, 2) != first
+    later = place.enqueue("hold", "second", run_after=0.1)
+    place.let_go("second")
+    place.wait_state(later, "succeeded")
+    assert workers.stop() == 0
+    place.check([id, later])
+
+
+def test_a_child_that_does_not_listen_does_not_hold_up_its_supervisor():
+    """Orders are said again with every beat, so a full pipe may swallow one."""
+    plan = Plan("nothing:app", "dispatcher")
+    order = encode_order(Order(OrderKind.CANCEL, Token(b"p" * 16, 1, b"i" * 16, 1), "enough"))
+    child = Child(plan, b"s" * 16)
+    try:
+        os.kill(child.process.pid, signal.SIGSTOP)
+        for _ in range(5_000):
+            child.tell(order)
+    finally:
+        child.process.kill()
+        child.process.wait()
+        assert child.process.stdin is not None
+        child.process.stdin.close()
+    assert child.cause == "was killed by SIGKILL"

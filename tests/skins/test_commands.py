@@ -95,6 +95,7 @@ def test_failpoints_are_listed(packhorse: Run):
         (["status", ":app"], 1, "names no module"),
         (["worker", "no_such_shop:app"], 1, "There is no module 'no_such_shop'"),
         (["worker", "corner_shop:app", "--queues", "no spaces"], 1, "cannot be a queue name"),
+        (["worker", "memory_shop:app"], 1, "lives inside one process"),
         (["worker"], 2, "Missing argument 'APP'"),
         (["worker", "corner_shop:app", "--concurrency", "0"], 2, "0 is not in the range x>=1"),
         (["worker", "corner_shop:app", "--log-level", "LOUD"], 2, "'LOUD' is not one of"),
@@ -105,6 +106,7 @@ def test_failpoints_are_listed(packhorse: Run):
 )
 def test_a_mistake_is_one_clear_message(shop: Path, packhorse: Run, args: list[str], status: int, message: str):
     """No traceback; exit status 1, or 2 where the command itself was given wrongly."""
+    (shop / "memory_shop.py").write_text("from packhorse import Packhorse\napp = Packhorse('shop', 'memory://')\n")
     (shop / "garbage.db").write_bytes(b"This is not a database." * 1000)
     result = packhorse(*args)
     assert result.exit_code == status

@@ -58,6 +58,6 @@ def _verdict(app: Packhorse, orphan: Orphan, causes: dict[bytes, str]) -> Outcom
         error = ProcessPrunedError(f"{who} stopped beating, and its lease had run out by {now}.")
     task = app.tasks.get(claim.task)
     rule = task.on_worker_lost if task is not None else app.settings.on_worker_lost
-    outcome = decide_lost(claim, error, fail_at_once=rule == "fail")
+    outcome = decide_lost(claim, error, fail_at_once=rule == "fail", owner=owner.id, duration=orphan.ran)
     log.warning("job %s (%s) lost its worker and is %s: %s", to_text(claim.token.id), claim.task, outcome.state, error)
     return outcome

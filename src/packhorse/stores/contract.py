@@ -60,10 +60,14 @@ class Beaten(NamedTuple):
 
 
 class Orphan(NamedTuple):
-    """A running job of a dead process, now claimed by the adopter, who owes it a verdict."""
+    """A running job of a dead process, now claimed by the adopter, who owes it a verdict.
+
+    `ran` is how many microseconds ago its task began, None where that is not known.
+    """
 
     claim: Claim
     owner: ProcessInfo
+    ran: int | None
 
 
 class Entry(NamedTuple):

@@ -174,7 +174,8 @@ class MemoryStore(Store):
         if outcome.failure is not None and not outcome.state.finished:
             began = None if outcome.duration is None else now - outcome.duration
             number = job.attempts + 1
-            job.failures.append((number, outcome.token.process, began, now, outcome.failure, outcome.spent))
+            owner = outcome.owner or outcome.token.process
+            job.failures.append((number, owner, began, now, outcome.failure, outcome.spent))
         job.attempts += outcome.spent
         job.losses += outcome.lost
         job.token = job.asked = job.claimed_at = job.started_at = None
@@ -281,7 +282,8 @@ class MemoryStore(Store):
                     info = self._processes[owner].info if owner in self._processes else stranger(owner)
                     job.epoch += 1
                     job.token = Token(adopter, nonce, job.new.id, job.epoch)
-                    orphans.append(Orphan(self._as_claim(job, job.token), info))
+                    ran = None if job.started_at is None else self.clock.now() - job.started_at
+                    orphans.append(Orphan(self._as_claim(job, job.token), info, ran))
             holders = {job.token.process for job in self._jobs.values() if job.token is not None}
             for id in gone - holders:
                 self._processes.pop(id, None)
@@ -357,7 +359,9 @@ class MemoryStore(Store):
         last = job.outcome
         if last is not None and last.failure is not None and job.finished_at is not None:
             number = job.attempts + (not last.spent)
-            job.failures.append((number, last.token.process, job.started_at, job.finished_at, last.failure, last.spent))
+            job.failures.append(
+                (number, last.owner or last.token.process, job.started_at, job.finished_at, last.failure, last.spent)
+            )
 
     def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
         with self._changed:
@@ -439,7 +443,7 @@ class MemoryStore(Store):
 
     def _view(self, job: _Job, *, wide: bool = False) -> Job:
         last = job.outcome
-        owner = job.token or (last.token if last is not None else None)
+        owner = job.token.process if job.token is not None else (last.owner or last.token.process) if last else None
         return Job(
             id=to_text(job.new.id),
             task=job.new.task,
@@ -454,7 +458,7 @@ class MemoryStore(Store):
             claimed_at=_moment(job.claimed_at),
             started_at=_moment(job.started_at),
             finished_at=_moment(job.finished_at),
-            process=to_text(owner.process) if owner is not None and owner.process else None,
+            process=to_text(owner) if owner else None,
             share=job.new.share,
             tags=job.new.tags,
             reason=last.reason if last is not None else None,

@@ -210,7 +210,7 @@ class SQLiteStore(Store):
                 return []
             alive = {id for (id,) in c.execute(live, (boot, ticks))} - set(dead)
             gone = [id for (id,) in c.execute(owners) if id not in alive]
-            orphans = [orphan for id in gone for orphan in _orphans(c, id)]
+            orphans = [orphan for id in gone for orphan in _orphans(c, id, self.clock.now())]
             orphans = sorted(orphans, key=lambda orphan: orphan.claim.token.id)[:limit]
             take = f"update job set process = ?, nonce = ?, epoch = epoch + 1 where {sqlite_exchange.BY_ID}"
             c.executemany(take, [(adopter, nonce, orphan.claim.token.id) for orphan in orphans])
@@ -464,14 +464,20 @@ def _statements(script: str) -> Iterable[str]:
             statement = ""
 
 
-def _orphans(c: sqlite3.Connection, owner: bytes) -> list[Orphan]:
+def _orphans(c: sqlite3.Connection, owner: bytes, now: int) -> list[Orphan]:
     columns = "id, role, host, pid, queues, supervisor"
     row = c.execute(f"select {columns} from process where id = ?", (owner,)).fetchone()
     info = ProcessInfo(*row) if row else stranger(owner)
     rows = c.execute(
         "select" + sqlite_exchange.CLAIM_COLUMNS.format(index="") + "where state = 4 and process = ?", (owner,)
     )
-    return [Orphan(sqlite_exchange.as_claim(claim), info) for claim in rows]
+    claims = [sqlite_exchange.as_claim(claim) for claim in rows]
+    began = dict(c.execute("select id, started_at from job where state = 4 and process = ?", (owner,)).fetchall())
+    return [Orphan(claim, info, _ago(began[claim.token.id], now)) for claim in claims]
+
+
+def _ago(moment: int | None, now: int) -> int | None:
+    return None if moment is None else now - moment
 
 
 def _adopted(orphan: Orphan, adopter: bytes, nonce: int) -> Orphan:

@@ -52,10 +52,12 @@ FINISH = """
         claimed_at  = null,
         started_at  = ? - ended.duration,
         finished_at = case when ended.state > 4 then ? end,
+        process     = coalesce(ended.owner, job.process),
         asked       = null
     from (
         select column1 as process, column2 as nonce, column3 as id, column4 as epoch, column5 as state,
-               column6 as spent, column7 as lost, column8 as order_key, column9 as run_at, column10 as duration
+               column6 as spent, column7 as lost, column8 as order_key, column9 as run_at, column10 as duration,
+               column11 as owner
         from (values {values})
     ) as ended
     where job.id = ended.id and job.state = 4
@@ -250,7 +252,7 @@ def _finish_row(outcome: Outcome, now: int) -> tuple[Any, ...]:
             state = READY
     elif state > RUNNING:
         duration = outcome.duration
-    return (*outcome.token, state, outcome.spent, outcome.lost, order_key, run_at, duration)
+    return (*outcome.token, state, outcome.spent, outcome.lost, order_key, run_at, duration, outcome.owner)
 
 
 def _fenced(c: sqlite3.Connection, outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Token]]:
