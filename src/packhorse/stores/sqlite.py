@@ -49,6 +49,7 @@ from packhorse.stores.sqlite_watch import SQLiteWatch
 log = logging.getLogger("packhorse.store")
 
 OLDEST = (3, 35)
+SMALL = 64  # outcomes in an exchange that may grow a little while others write
 WAL_WARNING = 256 << 20
 WAL_WARNING_EVERY = 60.0
 HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
@@ -93,7 +94,7 @@ class SQLiteStore(Store):
         if not outcomes and not started and (answer := self._nothing_to_do(process, queues, limit)):
             return answer
         failpoint("exchange.before_write")
-        with self._transaction() as c:
+        with self._transaction(patient=len(outcomes) < SMALL) as c:
             now = self.clock.now()
             alive = self._renew(c, process)
             refused = sqlite_exchange.finish(c, outcomes, now) if outcomes else []
@@ -425,9 +426,9 @@ class SQLiteStore(Store):
         self._ensure_schema()
         return self._connections.cursor()
 
-    def _transaction(self) -> Transaction:
+    def _transaction(self, *, patient: bool = False) -> Transaction:
         self._ensure_schema()
-        return self._connections.transaction()
+        return self._connections.transaction(patient=patient)
 
     def _ensure_schema(self) -> None:
         """The embedded store needs no command before its first use."""

@@ -70,23 +70,24 @@ class Connection:
             raise
         _open.add(self)
 
-    def acquire(self) -> None:
+    def acquire(self, patient: bool = False) -> None:
         """Everything that writes or checkpoints happens under this lock, one at a time among all processes.
 
         The queue is ours because SQLite's own busy handler sleeps up to 100 ms between tries, and because a checkpoint
-        beside a commit is what the WAL-reset bug of SQLite before 3.51.3 needs (docs/decisions/0002).
+        beside a commit is what the WAL-reset bug of SQLite before 3.51.3 needs (docs/decisions/0002). The patient let
+        others go first for some milliseconds: meanwhile their batch grows.
         """
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._queue_up()
+            self._queue_up(patient)
 
-    def _queue_up(self) -> None:
+    def _queue_up(self, patient: bool) -> None:
         deadline = time.monotonic() + DEADLINE
-        pause = 0.000_05
+        pause = 0.002 if patient else 0.000_1
         while time.monotonic() < deadline:
             time.sleep(pause)
-            pause = min(pause * 1.5, 0.000_3)
+            pause = max(pause * 0.8, 0.000_1)
             try:
                 return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -111,14 +112,15 @@ class Connection:
 class Transaction:
     """All or nothing, and nobody else writes meanwhile. A class, because every enqueue passes through it."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, patient: bool) -> None:
         self._connections = connections
         self._connection = connections.take()
+        self._patient = patient
 
     def __enter__(self) -> sqlite3.Connection:
         connection = self._connection
         try:
-            connection.acquire()
+            connection.acquire(self._patient)
         except StoreUnavailable:
             self._connections.give_back(connection)  # closing it would mean to queue up once more
             raise
@@ -195,9 +197,9 @@ class Connections:
             raise
         self.give_back(connection)
 
-    def transaction(self) -> Transaction:
+    def transaction(self, *, patient: bool = False) -> Transaction:
         """For writing."""
-        return Transaction(self)
+        return Transaction(self, patient)
 
     def give_back(self, connection: Connection) -> None:
         self._idle.append(connection)
