@@ -127,6 +127,10 @@ class StoreUnavailable(StoreError):
     """The store did not answer in time, or refused for the moment; asking again later may help."""
 
 
+class StoreFull(StoreUnavailable):
+    """There is no space left where the store lives."""
+
+
 class StoreDataError(StoreError):
     """The store will never take this value."""
 

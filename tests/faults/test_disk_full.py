@@ -18,11 +18,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(params=["3m"])
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir(mode=0o700)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m,mode=0700", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={request.param},mode=0700", "tmpfs", str(folder)]
     if (done := subprocess.run(mount, capture_output=True, text=True)).returncode != 0:
         pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
     yield folder
@@ -30,7 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    ballast = folder / "ballast"
+    ballast = folder / "others-data"
     fd = os.open(ballast, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         while True:
@@ -116,5 +116,30 @@ def test_a_disk_that_is_full_from_the_start_is_named(small_disk: Path, tmp_path:
         ballast.unlink()
         [line, _] = place.client("try_to_enqueue", "1").succeeded()
         assert line.startswith("enqueued ")
+    finally:
+        place.end()
+
+
+@pytest.mark.parametrize("small_disk", ["16m"], indirect=True)
+def test_what_was_done_is_written_down_on_a_full_disk(small_disk: Path, tmp_path: Path):
+    """The dispatcher keeps some ballast beside the database, and it is let go for outcomes alone."""
+    place = Place(tmp_path, store_folder=small_disk)
+    place.settings["lease"] = 20.0
+    ballast = Path(f"{place.database}-ballast")
+    try:
+        held = place.enqueue("hold", "held")
+        workers = place.workers("--concurrency", "2")
+        place.wait_started("held")
+        wait_until(ballast.exists, "there is ballast")
+        full = fill(small_disk)
+        ids, _ = enqueue_until_full(place)
+        assert ballast.exists()
+        place.let_go("held")
+        place.wait_state(held, "succeeded")
+        assert not ballast.exists()
+        full.unlink()
+        place.wait_all_finished()
+        assert workers.stop() == 0
+        place.check([held, *ids])
     finally:
         place.end()

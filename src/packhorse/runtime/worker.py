@@ -67,12 +67,13 @@ class Worker:
             self._watcher = Watcher(self._app.store, self._selected, process.wake.set, patience)
 
     def turn(self) -> float:
-        if self._in_doubt or time.monotonic() >= self._doubt_at:
+        after_failure = self._in_doubt
+        if after_failure or time.monotonic() >= self._doubt_at:
             self._resolve_doubt()
         self._take_back(older_than=0 if self._quiet else PATIENCE)
         outcomes = self._collect()
         busy = len(self._held) - len(outcomes)
-        room = self._room(busy, outcomes)
+        room = 0 if after_failure else self._room(busy, outcomes)
         starting = max(0, min(room, self._concurrency - busy))
         reply = self._exchange(outcomes, room, starting)
         self._hand_out(reply, starting)

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
-from packhorse.errors import ConfigError, SchemaError, StoreURLError
+from packhorse.errors import ConfigError, SchemaError, StoreFull, StoreURLError
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
 from packhorse.job import Job, JobState, NewJob, Token
@@ -43,6 +43,7 @@ from packhorse.stores.contract import (
     stranger,
 )
 from packhorse.stores.migrate import steps
+from packhorse.stores.sqlite_ballast import Ballast
 from packhorse.stores.sqlite_connections import Connections, Transaction
 from packhorse.stores.sqlite_watch import SQLiteWatch
 
@@ -66,6 +67,7 @@ class SQLiteStore(Store):
         path, options = _parse(url)
         self.path = path
         self._connections = Connections(path, options.get("synchronous", "full"))
+        self._ballast = Ballast(path)
         self._migrating = threading.Lock()
         self._migrated = False
         self._warn_at = 0.0
@@ -93,6 +95,24 @@ class SQLiteStore(Store):
     ) -> Exchanged:
         if not outcomes and not started and (answer := self._nothing_to_do(process, queues, limit)):
             return answer
+        try:
+            return self._exchange(process, nonce, outcomes, queues, limit, starting, started)
+        except StoreFull:
+            if not outcomes or not self._ballast.free():
+                raise
+        log.error("the disk of %s is full; its ballast was let go to write down what has been done", self.path)
+        return self._exchange(process, nonce, outcomes, queues, 0, 0, started)
+
+    def _exchange(
+        self,
+        process: bytes,
+        nonce: int,
+        outcomes: Sequence[Outcome],
+        queues: Selected,
+        limit: int,
+        starting: int,
+        started: Sequence[Token],
+    ) -> Exchanged:
         failpoint("exchange.before_write")
         with self._transaction(patient=len(outcomes) < SMALL) as c:
             now = self.clock.now()
@@ -226,6 +246,7 @@ class SQLiteStore(Store):
         return [_adopted(orphan, adopter, nonce) for orphan in orphans]
 
     def prune(self, retention: Retention, limit: int) -> int:
+        self._ballast.keep()
         self._look_at_wal()
         with self._cursor() as c:
             if not self._prunable(c, retention, 1):

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakSet
 
-from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreUnavailable, StoreUnsafe
+from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
 from packhorse.stores.sqlite_place import prepare_place
 
 DEADLINE = 5.0
@@ -257,7 +257,7 @@ def raise_translated(error: BaseException) -> None:
             why = f"{text}: the database has no schema, or an older one. Run `packhorse migrate`."
             raise SchemaError(why) from error
         case sqlite3.OperationalError() if "full" in text:
-            raise StoreUnavailable("The disk is full: nothing was written. Free some space.") from error
+            raise StoreFull("The disk is full: nothing was written. Free some space.") from error
         case sqlite3.OperationalError() if "locked" in text or "busy" in text:
             why = f"A program outside Packhorse has kept the database locked for {DEADLINE:g} s. Find and end it."
             raise StoreUnavailable(why) from error
