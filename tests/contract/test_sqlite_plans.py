@@ -1,5 +1,6 @@
 """Whatever is asked often is answered by the index made for it, also before there are any statistics."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ from packhorse.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture(params=["never analyzed", "analyzed"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> SQLiteStore:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteStore]:
     store = SQLiteStore(f"sqlite:///{tmp_path}/jobs.db")
     store.migrate()
     if request.param == "analyzed":
         with store._connections.transaction() as c:
             c.execute("analyze")
-    return store
+    yield store
+    store.close()
 
 
 def plan(store: SQLiteStore, statement: str, parameters: int | list[object]) -> str:
