@@ -166,13 +166,15 @@ def test_a_job_that_outlasts_the_stop_ends_once(make_app: Callable[..., Packhors
         go_on.wait(SOON)
         return "done"
 
-    with Embedded(app):
+    with Embedded(app) as first:
         job = long.enqueue()
         assert begun.wait(SOON)
     assert job.state is JobState.RUNNING
     with Embedded(app):  # whose dispatcher would adopt an orphan
         go_on.set()
         assert job.result(SOON) == "done"
+    for thread in first._threads:
+        thread.join(SOON)
     assert (job.look().attempts, job.look().losses) == (1, 0)
 
 
