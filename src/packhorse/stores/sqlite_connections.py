@@ -181,7 +181,6 @@ class Connections:
         self.path = path
         self._synchronous = synchronous
         self._idle: list[Connection] = []
-        self._closed = False
         self._pid = os.getpid()
         self._inode = 0
         _pools.add(self)
@@ -203,13 +202,10 @@ class Connections:
         return Transaction(self, patient)
 
     def give_back(self, connection: Connection) -> None:
-        if self._closed:
-            return connection.close()
-        return self._idle.append(connection)
+        self._idle.append(connection)
 
     def close(self) -> None:
         self._leave_inherited()
-        self._closed = True  # until the next use
         while self._idle:
             self._idle.pop().close()
 
@@ -220,7 +216,6 @@ class Connections:
     def take(self) -> Connection:
         """A connection of one's own, until it is given back."""
         self._leave_inherited()
-        self._closed = False
         if _inherited and os.getppid() != _forker:
             raise StoreUnsafe(
                 "This process was forked while another thread used the database, and its parent has gone with the "
