@@ -6,6 +6,7 @@ its end prints `survived`.
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -174,7 +175,8 @@ def write_exchanges(name: str, count: str) -> None:
 @script
 def stress(name: str, seconds: str) -> None:
     """Commits as fast as it can, with a checkpoint every few pages, through connections of ours."""
-    assert isinstance(app.store, SQLiteStore)
+    store = app.store
+    assert isinstance(store, SQLiteStore)
     app.store.schema_version()
     pool = app.store._connections
     connection = pool.take()
@@ -230,17 +232,53 @@ def as_nobody(uid: str) -> None:
 
 
 @script
+def fork_beside_writers() -> None:
+    """Forks twenty times beside three threads that never stop writing."""
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            app.store.insert([note("beside")])
+
+    threads = [threading.Thread(target=write) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                app.store.insert([note("child")])
+                status = 0
+            finally:
+                os._exit(status)
+        say("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    done.set()
+    for thread in threads:
+        thread.join()
+
+
+@script
 def steps() -> None:
     """Does one thing for each line it is told."""
     parent = os.getpid()
     watches = []
+    taken: list[object] = []
+    store = app.store
+    assert isinstance(store, SQLiteStore)
     for line in sys.stdin:
         match line.split():
             case ["enqueue", key]:
                 try_it(key)
             case ["watch"]:
-                watches.append(app.store.watch(EVERYTHING))  # holds a connection, as a worker's thread does
+                watches.append(app.store.watch(EVERYTHING))
                 say("watching")
+            case ["wait"]:
+                say("changed" if watches[-1].wait(20) else "unchanged")
+            case ["busy"]:
+                thread = threading.Thread(target=lambda: taken.append(store._connections.take()))
+                thread.start()
+                thread.join()
+                say("busy")
             case ["fork", key]:
                 # As a daemon does: the parent goes, the child carries on.
                 if os.fork() != 0:

@@ -289,7 +289,7 @@ def test_a_blocked_worker_is_stopped_in_time(app: Packhorse, make_app: Callable[
     go.set()
     for thread in embedded._threads:
         thread.join(SOON)
-    assert job.state is JobState.SUCCEEDED
+    wait_until(lambda: job.state is JobState.SUCCEEDED)
 
 
 def run_to_the_end(app: Packhorse, **options: Any) -> None:

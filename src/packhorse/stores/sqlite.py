@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -44,7 +43,7 @@ from packhorse.stores.contract import (
 )
 from packhorse.stores.migrate import steps
 from packhorse.stores.sqlite_ballast import Ballast
-from packhorse.stores.sqlite_connections import Connections, Transaction
+from packhorse.stores.sqlite_connections import Connections, Transaction, first_use
 from packhorse.stores.sqlite_watch import SQLiteWatch
 
 log = logging.getLogger("packhorse.store")
@@ -68,7 +67,6 @@ class SQLiteStore(Store):
         self.path = path
         self._connections = Connections(path, options.get("synchronous", "full"))
         self._ballast = Ballast(path)
-        self._migrating = threading.Lock()
         self._migrated = False
         self._warn_at = 0.0
 
@@ -454,7 +452,7 @@ class SQLiteStore(Store):
     def _ensure_schema(self) -> None:
         """The embedded store needs no command before its first use."""
         if not self._migrated:
-            with self._migrating:
+            with first_use:
                 self.migrate()
                 self._migrated = True
 

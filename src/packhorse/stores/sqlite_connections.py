@@ -18,39 +18,64 @@ from packhorse.stores.sqlite_place import prepare_place
 DEADLINE = 5.0
 CHECKPOINT_PAGES = 1_000
 
-_pools: WeakSet[Connections] = WeakSet()
 _open: WeakSet[Connection] = WeakSet()
 # What a fork brought along stays referenced for good: SQLite forbids touching it in the child, also closing it.
 _inherited: list[Connection] = []
 _forker = 0
+# Held while the file or its schema is made. Closing a handle on a new file would drop the locks another thread has just
+# got on it.
+first_use = threading.RLock()
+_gate = threading.RLock()  # shut while a fork is prepared: nobody opens or takes a connection
 
 
 def _before_fork() -> None:
-    # SQLite counts its locks in the memory of the process. A child that inherits an open connection takes the parent's
-    # locks for its own, and when the parent goes, others may clear away the log that the child still writes to.
+    # SQLite counts its locks in the memory of the process, and its mutexes are there too. A child that inherits an open
+    # connection takes the parent's locks for its own: one that was writing blocks the child for good, and when the
+    # parent goes, others may clear away the log that the child still writes to. So wait for all and close them.
     global _forker
+    first_use.acquire()
+    _gate.acquire()
     if not _inherited:
         _forker = os.getpid()
-    for pool in list(_pools):
-        pool.close()
+    deadline = time.monotonic() + DEADLINE
+    for connection in list(_open):
+        if connection.claim(max(deadline - time.monotonic(), 0)):
+            connection.close()
 
 
 def _after_fork() -> None:
+    _gate.release()
+    first_use.release()
+
+
+def _after_fork_in_child() -> None:
     # The lock belongs to the open file that parent and child now share; only its last closing lets go of it.
-    for connection in _open:
-        _inherited.append(connection)
-        os.close(connection.lock)
+    for connection in list(_open):
+        if not connection.closed:
+            _inherited.append(connection)
+            connection.closed = True
+            os.close(connection.lock)
     _open.clear()
+    _after_fork()
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 class Connection:
-    """A connection and its own handle on the lock file, so that threads exclude each other as processes do."""
+    """A connection and its own handle on the lock file, so that threads exclude each other as processes do.
+
+    It belongs to the thread that has claimed it, first of all to the one that made it. Anybody may find it closed.
+    """
 
     def __init__(self, path: Path, synchronous: str) -> None:
-        self.lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._claimed = threading.Lock()
+        self._user = 0
+        self.closed = False
+        self.claim()
+        with _gate:
+            self.lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            _open.add(self)
         try:
             self.acquire()
             self.sqlite = sqlite3.connect(
@@ -64,11 +89,22 @@ class Connection:
             self.sqlite.execute("pragma journal_size_limit = 67108864")
             self.release()
         except BaseException:
-            if hasattr(self, "sqlite"):
-                self.sqlite.close()
-            os.close(self.lock)
+            self._let_go()
             raise
-        _open.add(self)
+
+    def claim(self, timeout: float = 0.0) -> bool:
+        """Make it this thread's own; False when it is closed, or another's until the timeout, or this thread's."""
+        if self._user == threading.get_ident() or not self._claimed.acquire(timeout=timeout):
+            return False
+        if self.closed:
+            self._claimed.release()
+            return False
+        self._user = threading.get_ident()
+        return True
+
+    def unclaim(self) -> None:
+        self._user = 0
+        self._claimed.release()
 
     def acquire(self, patient: bool = False) -> None:
         """Everything that writes or checkpoints happens under this lock, one at a time among all processes.
@@ -101,12 +137,20 @@ class Connection:
         fcntl.flock(self.lock, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        # The last connection to close checkpoints, hence the lock; closing the lock's handle lets go of it.
+        if self.closed:
+            return
+        # The last connection to close checkpoints, hence the lock.
         with suppress(StoreUnavailable):
             self.acquire()
-        self.sqlite.close()
-        _open.discard(self)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if hasattr(self, "sqlite"):
+            self.sqlite.close()
+        self.release()
+        self.closed = True
         os.close(self.lock)
+        self.unclaim()
 
 
 class Transaction:
@@ -170,10 +214,6 @@ class Transaction:
         raise_translated(error)
 
 
-# Closing a handle on the new file would drop the locks another thread has just got on it.
-_preparing = threading.Lock()
-
-
 class Connections:
     """A pool that grows with the threads that use it at once."""
 
@@ -181,9 +221,7 @@ class Connections:
         self.path = path
         self._synchronous = synchronous
         self._idle: list[Connection] = []
-        self._pid = os.getpid()
         self._inode = 0
-        _pools.add(self)
 
     @contextmanager
     def cursor(self) -> Iterator[sqlite3.Connection]:
@@ -202,20 +240,23 @@ class Connections:
         return Transaction(self, patient)
 
     def give_back(self, connection: Connection) -> None:
+        connection.unclaim()
         self._idle.append(connection)
 
     def close(self) -> None:
-        self._leave_inherited()
-        while self._idle:
-            self._idle.pop().close()
+        while (connection := self._take_idle()) is not None:
+            connection.close()
 
-    def _leave_inherited(self) -> None:
-        if self._pid != os.getpid():
-            self._idle, self._pid = [], os.getpid()
+    def _take_idle(self) -> Connection | None:
+        with suppress(IndexError):
+            while True:
+                connection = self._idle.pop()
+                if connection.claim():
+                    return connection
+        return None
 
     def take(self) -> Connection:
         """A connection of one's own, until it is given back."""
-        self._leave_inherited()
         if _inherited and os.getppid() != _forker:
             raise StoreUnsafe(
                 "This process was forked while another thread used the database, and its parent has gone with the "
@@ -223,10 +264,9 @@ class Connections:
             )
         try:
             self._check_place()
-            try:
-                return self._idle.pop()
-            except IndexError:
-                return Connection(self.path, self._synchronous)
+            with _gate:
+                connection = self._take_idle()
+            return connection or Connection(self.path, self._synchronous)
         except (sqlite3.Error, OSError) as error:
             raise_translated(error)
             raise
@@ -244,7 +284,7 @@ class Connections:
                 f"The database {self.path} was moved, deleted or replaced while in use. Nothing was written. "
                 "Put the file back, or restart every process that uses it."
             )
-        with _preparing:
+        with first_use:
             prepare_place(self.path)
             self._inode = os.stat(self.path).st_ino
 

@@ -20,6 +20,7 @@ class SQLiteWatch(Watch):
         self._connections = connections
         self._connection = connections.take()
         self._seen = self._version()
+        self._connection.unclaim()
         self._written = False
         self._bell_out, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
@@ -61,7 +62,13 @@ class SQLiteWatch(Watch):
         return False
 
     def _changed(self) -> bool:
-        version = self._version()
+        if not self._connection.claim():  # closed for a fork
+            self._connection = self._connections.take()
+            self._seen = -1  # each connection counts for itself
+        try:
+            version = self._version()
+        finally:
+            self._connection.unclaim()
         changed = version != self._seen
         self._seen = version
         return changed
@@ -84,4 +91,5 @@ class SQLiteWatch(Watch):
             self._events.close()
         os.close(self._bell_out)
         os.close(self._bell)
-        self._connections.give_back(self._connection)
+        if self._connection.claim():
+            self._connections.give_back(self._connection)
