@@ -70,12 +70,13 @@ class Lab:
         folder.mkdir(mode=0o700)
         return folder
 
-    def repetitions(self, scenario: str) -> Iterator[int]:
+    def repetitions(self, scenario: str, planned: int | None = None) -> Iterator[int]:
         """Numbers from 1; at least one, but fewer than planned where the machine is too busy to do them in time."""
-        for number in range(1, self.sizes.repetitions + 1):
+        planned = planned or self.sizes.repetitions
+        for number in range(1, planned + 1):
             spent = time.monotonic() - self._scenario_began
             if number > 1 and spent > self.sizes.scenario_seconds:
-                done = f"{number - 1} of {self.sizes.repetitions}"
+                done = f"{number - 1} of {planned}"
                 self.note(f"{scenario}: {done} repetitions only, after {spent:.0f} s")
                 return
             yield number

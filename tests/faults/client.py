@@ -178,7 +178,7 @@ def stress(name: str, seconds: str) -> None:
     store = app.store
     assert isinstance(store, SQLiteStore)
     app.store.schema_version()
-    pool = app.store._connections
+    pool = store._connections
     connection = pool.take()
     connection.sqlite.execute("pragma wal_autocheckpoint = 3")
     pool.give_back(connection)
