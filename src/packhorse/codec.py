@@ -1,93 +1,198 @@
-"""Arguments and results to bytes and back: strict JSON in a versioned envelope.
+"""Arguments and results to bytes and back: strict JSON, with tags for the types JSON lacks.
 
-What is written comes back equal, on every store, or is refused where it is made. So: exact JSON types, text keys,
-finite numbers, no NUL and no lone surrogates, bounded size, depth and count.
+What is written comes back equal, on every store, or is refused where it is made. So: exact types, text keys, finite
+numbers, no NUL and no lone surrogates, bounded size, depth and count. A tagged value is `{"!": [tag, data]}`; the tags
+are a fixed list and what the application registered, so that nothing stored can choose code to run.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import math
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
-from packhorse.errors import PayloadError
+from packhorse.errors import ConfigError, PayloadError
+from packhorse.masking import Secret
 
-VERSION = 1
-SIZE_CAP = 256 * 1024
-DEPTH_CAP = 64
-ITEMS_CAP = 10_000
+MARK = "!"
 INTEGER_BITS_CAP = 4096  # far below the number of digits where Python refuses to convert
+DECIMAL_CAP = 2_000
 
 
-def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...] = ()) -> bytes:
-    """`names` are the parameter names of the positional arguments, for error messages."""
-    check = _Checker()
-    place: int | str = 0
-    try:
-        for place, value in enumerate(args):  # noqa: B007
-            check.value(value)
-        for place, value in kwargs.items():
-            check.text(place)
-            check.value(value)
-    except _Unstorable as error:
-        name = names[place] if isinstance(place, int) and place < len(names) else place
-        raise error.within(f"argument {name!r}" if isinstance(name, str) else f"argument number {name + 1}") from None
-    return _bounded(_dump({"v": VERSION, "a": args, "k": kwargs}), "The arguments take")
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """`payload` and `result` are bytes, before compression."""
+
+    payload: int = 256 * 1024
+    result: int = 256 * 1024
+    depth: int = 64
+    items: int = 10_000
 
 
-def decode_arguments(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-    envelope = _load(payload, "The payload")
-    if type(envelope) is dict:
-        version, args, kwargs = envelope.get("v"), envelope.get("a"), envelope.get("k")
-        if version == VERSION and type(args) is list and type(kwargs) is dict:
-            return args, kwargs
-        if type(version) is int and version != VERSION:
-            why = f"The payload has version {version}; this Packhorse reads {VERSION}. Upgrade the worker."
-            raise PayloadError(why)
-    raise PayloadError("The payload is not an envelope that Packhorse wrote.")
+class Encoded(NamedTuple):
+    body: bytes
+    typed: bool
 
 
-def encode_result(value: Any) -> bytes | None:
-    """None stands for None, so that most jobs store nothing."""
-    if value is None:
-        return None
-    try:
-        _Checker().value(value)
-    except _Unstorable as error:
-        raise error.within("the result") from None
-    return _bounded(_dump(value), "The result takes")
+class Arguments(NamedTuple):
+    args: list[Any]
+    kwargs: dict[str, Any]
+    metadata: dict[str, Any]
 
 
-def decode_result(data: bytes | None) -> Any:
-    return None if data is None else _load(data, "The result")
+class Tag(NamedTuple):
+    """How values of one type travel: `encode` gives what the codec can carry, `decode` takes it back."""
+
+    name: str
+    type: type
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
 
 
-_dump_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+class Codec:
+    def __init__(self, caps: Caps | None = None) -> None:
+        self.caps = caps or Caps()
+        self._by_type: dict[type, Tag] = {tag.type: tag for tag in _BUILT_IN}
+        self._by_name: dict[str, Tag] = {tag.name: tag for tag in _BUILT_IN}
+        self._load_plain = json.JSONDecoder().decode
+        self._load_typed = json.JSONDecoder(object_hook=self._untag).decode
+
+    @property
+    def registered(self) -> tuple[type, ...]:
+        """The application's own types."""
+        return tuple(tag.type for tag in self._by_type.values() if tag not in _BUILT_IN)
+
+    def register(self, tag: Tag) -> None:
+        """An application's own type."""
+        if not isinstance(tag.type, type):
+            raise ConfigError(f"Register a class, not {tag.type!r}.")
+        if tag.type in _PLAIN:
+            raise ConfigError(f"{tag.type.__name__} travels as it is and cannot be registered.")
+        if tag.name in self._by_name or tag.name == "dict":
+            raise ConfigError(f"There already is a type named {tag.name!r}. Choose another name.")
+        if tag.type in self._by_type:
+            known = self._by_type[tag.type].name
+            raise ConfigError(f"{tag.type.__name__} is already registered under the name {known!r}.")
+        self._by_name[tag.name] = self._by_type[tag.type] = tag
+
+    # Writing.
+
+    def encode_arguments(self, args: Iterable[Any], kwargs: dict[str, Any], names: tuple[str, ...] = ()) -> Encoded:
+        """`names` are the parameter names of the positional arguments, for error messages."""
+        writer = _Writer(self._by_type, self.caps)
+        place: int | str = 0
+        plain_args: list[Any] = []
+        plain_kwargs: dict[str, Any] = {}
+        try:
+            for place, value in enumerate(args):  # noqa: B007
+                plain_args.append(writer.value(value, 0))
+            for place, value in kwargs.items():
+                writer.text(place)
+                plain_kwargs[place] = writer.value(value, 0)
+        except _Unstorable as error:
+            name = names[place] if isinstance(place, int) and place < len(names) else place
+            raise error.within(
+                f"argument {name!r}" if isinstance(name, str) else f"argument number {name + 1}"
+            ) from None
+        body = _dump({"a": plain_args, "k": plain_kwargs})
+        return Encoded(_bounded(body, self.caps.payload, "The arguments take"), writer.typed)
+
+    def with_metadata(self, encoded: Encoded, metadata: dict[str, Any]) -> Encoded:
+        """The same arguments with metadata beside them."""
+        if not metadata:
+            return encoded
+        value = self._encode(metadata, "the metadata")
+        body = encoded.body[:-1] + b',"m":' + value.body + b"}"
+        return Encoded(_bounded(body, self.caps.payload, "Arguments and metadata take"), encoded.typed or value.typed)
+
+    def encode_result(self, value: Any) -> Encoded:
+        encoded = self._encode(value, "the result")
+        _bounded(encoded.body, self.caps.result, "The result takes")
+        return encoded
+
+    def _encode(self, value: Any, what: str) -> Encoded:
+        writer = _Writer(self._by_type, self.caps)
+        try:
+            plain = writer.value(value, 0)
+        except _Unstorable as error:
+            raise error.within(what) from None
+        return Encoded(_dump(plain), writer.typed)
+
+    # Reading.
+
+    def decode_arguments(self, body: bytes, *, typed: bool) -> Arguments:
+        envelope = self._load(body, typed, self.caps.payload, "The arguments")
+        if type(envelope) is dict:
+            args, kwargs, metadata = envelope.get("a"), envelope.get("k"), envelope.get("m")
+            if type(args) is list and type(kwargs) is dict:
+                if metadata is None:
+                    return Arguments(args, kwargs, {})
+                if type(metadata) is dict:
+                    return Arguments(args, kwargs, metadata)
+        raise PayloadError("The payload holds no arguments that Packhorse wrote.")
+
+    def decode_result(self, body: bytes, *, typed: bool) -> Any:
+        return self._load(body, typed, self.caps.result, "The result")
+
+    def _load(self, body: bytes, typed: bool, cap: int, what: str) -> Any:
+        if len(body) > cap:
+            raise PayloadError(f"{what} have {len(body):,} bytes, more than the {cap:,} allowed.")
+        try:
+            value = (self._load_typed if typed else self._load_plain)(body.decode())
+        except PayloadError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise PayloadError(f"{what} cannot be decoded: {type(error).__name__}.") from None
+        # Whatever was nested deeply or had many items shows it by its brackets and commas.
+        if body.count(b"[") + body.count(b"{") > self.caps.depth or body.count(b",") > self.caps.items:
+            try:
+                _Writer(self._by_type, self.caps, spare=2).value(value, 0)
+            except _Unstorable as error:
+                raise error.within(what.lower()) from None
+            except RecursionError:
+                raise PayloadError(f"{what} cannot be decoded: RecursionError.") from None
+        return value
+
+    def _untag(self, value: dict[str, Any]) -> Any:
+        if MARK not in value:
+            return value
+        tagged = value[MARK]
+        if len(value) != 1 or type(tagged) is not list or len(tagged) != 2 or type(tagged[0]) is not str:
+            raise PayloadError("A tagged value has the wrong shape.")
+        name, data = tagged
+        if name == "dict":
+            return _to_dict(data)
+        tag = self._by_name.get(name)
+        if tag is None:
+            raise PayloadError("A value has a tag that this application does not know. Register its type.")
+        try:
+            return tag.decode(data)
+        except Exception as error:  # an application's decode may raise anything
+            raise PayloadError(f"A {tag.name} cannot be decoded: {type(error).__name__}.") from None
 
 
-_load_text = json.JSONDecoder().decode
+_dump_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
 def _dump(value: Any) -> bytes:
     return _dump_text(value).encode()
 
 
-def _bounded(data: bytes, what: str) -> bytes:
-    if len(data) > SIZE_CAP:
+def _bounded(data: bytes, cap: int, what: str) -> bytes:
+    if len(data) > cap:
         raise PayloadError(
-            f"{what} {len(data):,} bytes, more than the {SIZE_CAP:,} a job may carry. "
+            f"{what} {len(data):,} bytes, more than the {cap:,} allowed. "
             "Store the data elsewhere and pass a reference to it."
         )
     return data
-
-
-def _load(data: bytes, what: str) -> Any:
-    if len(data) > SIZE_CAP:
-        raise PayloadError(f"{what} has {len(data):,} bytes, more than the {SIZE_CAP:,} allowed.")
-    try:
-        return _load_text(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise PayloadError(f"{what} cannot be decoded: {type(error).__name__}.") from None
 
 
 class _Unstorable(Exception):
@@ -107,13 +212,19 @@ class _Unstorable(Exception):
         return PayloadError(f"Cannot store {what}{self._path}: {self._why}")
 
 
-class _Checker:
-    """Walks a value once; one budget of items for the whole payload."""
+_PLAIN = (str, int, float, bool, type(None), list, dict)
 
-    def __init__(self) -> None:
-        self._left = ITEMS_CAP
 
-    def value(self, value: Any, depth: int = 0) -> None:
+class _Writer:
+    """Walks a value once and gives what JSON can take; one budget of items for the whole payload."""
+
+    def __init__(self, tags: dict[type, Tag], caps: Caps, spare: int = 1) -> None:
+        self._tags = tags
+        self._left = caps.items * spare
+        self._depth = caps.depth * spare
+        self.typed = False
+
+    def value(self, value: Any, depth: int) -> Any:
         kind = type(value)
         if kind is str:
             self.text(value)
@@ -123,28 +234,67 @@ class _Checker:
         elif kind is float:
             if not math.isfinite(value):
                 raise _Unstorable(f"{value} is not a finite number. Pass None or a text instead.")
-        elif kind is list or kind is dict:
-            self._container(value, depth)
+        elif kind is dict:
+            return self._dict(value, depth)
+        elif kind is list:
+            return self._list(value, depth)
         elif value is not None and kind is not bool:
-            raise _Unstorable(_describe(kind))
+            return self._tagged(value, depth)
+        return value
 
-    def _container(self, value: list[Any] | dict[Any, Any], depth: int) -> None:
-        self._left -= len(value)
-        if depth >= DEPTH_CAP:
-            raise _Unstorable(f"it is nested deeper than {DEPTH_CAP} levels.", everywhere=True)
-        if self._left < 0:
-            raise _Unstorable(f"it has more than {ITEMS_CAP:,} items in all.", everywhere=True)
-        if isinstance(value, dict):
-            for key in value:
-                if type(key) is not str:
-                    raise _Unstorable(f"the key {_short(key)} is not a text. Use text keys only.")
-                self.text(key)
-        place: int | str = 0
+    def _tagged(self, value: Any, depth: int) -> Any:
+        tag = self._tags.get(type(value))
+        if tag is None:
+            raise _Unstorable(_describe(type(value)))
+        self.typed = True
         try:
-            for place, item in value.items() if isinstance(value, dict) else enumerate(value):  # noqa: B007
-                self.value(item, depth + 1)
+            data = tag.encode(value)
+        except _Unstorable:
+            raise
+        except Exception as error:  # an application's encode may raise anything
+            raise _Unstorable(f"a {tag.name} cannot be encoded: {type(error).__name__}.") from None
+        if tag.name in _SETS:
+            plain = sorted(self._list(data, depth), key=_dump)  # the same set is the same text
+        else:
+            plain = self.value(data, depth + 1)
+        return {MARK: [tag.name, plain]}
+
+    def _list(self, value: list[Any], depth: int) -> list[Any]:
+        self._count(len(value), depth)
+        place = 0
+        plain = []
+        try:
+            for item in value:
+                plain.append(self.value(item, depth + 1))
+                place += 1
         except _Unstorable as error:
             raise error.inside(place) from None
+        return plain
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
+        self._count(len(value), depth)
+        for key in value:
+            if type(key) is not str:
+                raise _Unstorable(f"a key is a {type(key).__name__}, not a text. Use text keys only.")
+            self.text(key)
+        place = ""
+        plain: dict[str, Any] = {}
+        try:
+            for place, item in value.items():
+                plain[place] = self.value(item, depth + 1)
+        except _Unstorable as error:
+            raise error.inside(place) from None
+        if MARK not in plain:
+            return plain
+        self.typed = True
+        return {MARK: ["dict", [[key, item] for key, item in plain.items()]]}
+
+    def _count(self, items: int, depth: int) -> None:
+        self._left -= items
+        if depth >= self._depth:
+            raise _Unstorable(f"it is nested deeper than {self._depth} levels.", everywhere=True)
+        if self._left < 0:
+            raise _Unstorable("it has more items in all than allowed.", everywhere=True)
 
     def text(self, text: str) -> None:
         if "\0" in text:
@@ -156,21 +306,108 @@ class _Checker:
                 raise _Unstorable("the text contains a lone surrogate.") from None
 
 
+# The types that have tags of our own. Encoding gives plain values; decoding checks what it gets.
+
+
+def _zoned(value: datetime | time) -> list[Any]:
+    """The time on the clock, its side of a repeated hour, and its zone: a name, or the offset in microseconds.
+
+    Not the offset that isoformat writes: Python does not read every one of them back.
+    """
+    on_the_clock = [value.replace(tzinfo=None).isoformat(), value.fold]
+    if isinstance(value.tzinfo, ZoneInfo):
+        if value.tzinfo.key is None:
+            raise _Unstorable("its time zone was read from a file and has no name.")
+        return [*on_the_clock, value.tzinfo.key]
+    offset = value.utcoffset()
+    return on_the_clock if offset is None else [*on_the_clock, offset // timedelta(microseconds=1)]
+
+
+def _from_zoned(kind: type[datetime] | type[time]) -> Callable[[Any], Any]:
+    def decode(data: Any) -> Any:
+        text, fold, *zone = data
+        moment = kind.fromisoformat(text).replace(fold=fold)
+        if moment.tzinfo is not None:
+            raise ValueError
+        if not zone:
+            return moment
+        (name,) = zone
+        return moment.replace(tzinfo=timezone(timedelta(microseconds=name)) if type(name) is int else ZoneInfo(name))
+
+    return decode
+
+
+def _decimal(value: Decimal) -> str:
+    text = str(value)
+    if not value.is_finite():
+        raise _Unstorable(f"{value} is not a finite number. Pass None or a text instead.")
+    if len(text) > DECIMAL_CAP:
+        raise _Unstorable(f"the decimal has more than {DECIMAL_CAP:,} digits.")
+    return text
+
+
+def _from_decimal(data: Any) -> Decimal:
+    if type(data) is not str or len(data) > DECIMAL_CAP:
+        raise ValueError
+    value = Decimal(data)
+    if not value.is_finite():
+        raise InvalidOperation
+    return value
+
+
+def _from_bytes(data: Any) -> bytes:
+    if type(data) is not str:
+        raise binascii.Error
+    return base64.b64decode(data, validate=True)
+
+
+def _from_list(kind: Callable[[list[Any]], Any]) -> Callable[[Any], Any]:
+    def decode(data: Any) -> Any:
+        if type(data) is not list:
+            raise TypeError
+        return kind(data)
+
+    return decode
+
+
+def _from_timedelta(data: Any) -> timedelta:
+    days, seconds, microseconds = data
+    return timedelta(days, seconds, microseconds)
+
+
+def _to_dict(data: Any) -> dict[str, Any]:
+    try:
+        value = dict(data)
+    except (TypeError, ValueError):
+        raise PayloadError("A dictionary has the wrong shape.") from None
+    if not all(type(key) is str for key in value):
+        raise PayloadError("A dictionary has the wrong shape.")
+    return value
+
+
+_SETS = ("set", "frozenset")
+_BUILT_IN = (
+    Tag("datetime", datetime, _zoned, _from_zoned(datetime)),
+    Tag("date", date, date.isoformat, date.fromisoformat),
+    Tag("time", time, _zoned, _from_zoned(time)),
+    Tag("timedelta", timedelta, lambda value: [value.days, value.seconds, value.microseconds], _from_timedelta),
+    Tag("decimal", Decimal, _decimal, _from_decimal),
+    Tag("uuid", UUID, lambda value: value.hex, lambda data: UUID(hex=data)),
+    Tag("bytes", bytes, lambda value: base64.b64encode(value).decode(), _from_bytes),
+    Tag("tuple", tuple, list, _from_list(tuple)),
+    Tag("set", set, list, _from_list(set)),
+    Tag("frozenset", frozenset, list, _from_list(frozenset)),
+    Tag("secret", Secret, Secret.reveal, Secret),
+)
+
+
 def _short(key: object) -> str:
     text = repr(key)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _describe(kind: type) -> str:
-    hints = {
-        "tuple": "pass a list",
-        "set": "pass a list",
-        "frozenset": "pass a list",
-        "bytes": "pass text, for example base64",
-        "datetime": "pass value.isoformat()",
-        "date": "pass value.isoformat()",
-        "UUID": "pass str(value)",
-        "Decimal": "pass str(value)",
-    }
-    hint = hints.get(kind.__name__, "pass plain text, numbers, booleans, None, lists or dictionaries")
-    return f"a {kind.__name__} is not a JSON value; {hint}."
+    return (
+        f"a {kind.__name__} cannot travel by itself. Annotate the parameter with its class if that is an enum or a "
+        "dataclass, register the type with app.register_type, or pass plain values."
+    )

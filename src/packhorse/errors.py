@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from packhorse.masking import masked_url
 
 if TYPE_CHECKING:
     from packhorse.job import Failure
@@ -62,7 +65,24 @@ class PayloadError(PackhorseError, ValueError):
 
 
 class EnqueueError(PackhorseError):
-    """The store did not take the job. The message says what was enqueued: nothing, or the first batches of many."""
+    """The store did not take the job; its own error is the cause.
+
+    `enqueued` are the handles of what was written before (nothing, or the first batches of many), `left_out` the calls
+    of the batch that was not. Calls behind that batch were not looked at.
+    """
+
+    def __init__(self, why: str, *, enqueued: Sequence[Any] = (), left_out: Sequence[Any] = ()):
+        super().__init__(why)
+        self.enqueued = list(enqueued)
+        self.left_out = list(left_out)
+
+    def after(self, enqueued: Sequence[Any]) -> EnqueueError:
+        """The same, as it stands behind batches that were written."""
+        if not enqueued:
+            return self
+        first, last = len(enqueued), len(enqueued) + len(self.left_out) - 1
+        why = f"Only the first {first:,} jobs were enqueued; numbers {first:,} to {last:,} and all behind them were not"
+        return EnqueueError(f"{why}: {self.__cause__}", enqueued=enqueued, left_out=self.left_out)
 
 
 class JobNotFound(PackhorseError, LookupError):
@@ -118,7 +138,7 @@ class StoreError(PackhorseError):
 class StoreURLError(ConfigError):
     def __init__(self, url: str, why: str):
         super().__init__(
-            f"Cannot use the store URL {url!r}: {why}. "
+            f"Cannot use the store URL {masked_url(url)!r}: {why}. "
             "Give one like sqlite:///packhorse.db (relative), sqlite:////var/lib/shop/jobs.db (absolute) or memory://."
         )
 

@@ -12,9 +12,10 @@ PACKAGE = Path(__file__).parents[2] / "src" / "packhorse"
 # From top to bottom. A module may import its own layer and those below. A folder counts as one module.
 LAYERS = {
     "skins": "__init__ __main__ cli dashboard django testing",
-    "use cases": "app config context control events handle inspection middleware runtime task",
+    "use cases": "app config context control doctor events handle inspection middleware reporters runtime task waiting",
     "stores": "stores",
-    "domain": "clock codec errors failpoints flow ids job limits outcome payload queues retry schedule signing",
+    "domain": "clock codec errors failpoints flow ids job limits logs masking outcome queues retry schedule"
+    " seals shapes signing",
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules.split()}
 HEIGHT = {layer: height for height, layer in enumerate(reversed(LAYERS))}

@@ -110,7 +110,7 @@ def test_using_makes_a_copy_and_leaves_the_task_alone(app: Packhorse):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"retries": 3}, "using.. takes queue_name, priority, run_after, expires, share, tags; got retries"),
+        ({"retries": 3}, "using.. takes queue_name, priority, run_after, expires, share, tags, metadata; got retries"),
         ({"run_after": datetime(2030, 1, 1)}, "has no time zone"),
         ({"run_after": True}, "run_after must be a datetime"),
         ({"run_after": float("inf")}, "run_after must be a finite number"),
@@ -142,7 +142,7 @@ def test_arguments_that_do_not_fit_are_refused_by_the_caller(app: Packhorse, arg
 def test_arguments_that_cannot_be_stored_are_refused_by_the_caller(app: Packhorse):
     """The message names the parameter of the function."""
     with pytest.raises(PayloadError, match="argument 'photo'"):
-        app.task(resize).enqueue(b"pixels")  # type: ignore[arg-type]
+        app.task(resize).enqueue(1j)  # type: ignore[arg-type]
 
 
 def test_a_generator_is_no_task(app: Packhorse):

@@ -1,0 +1,110 @@
+"""What an application puts into envelopes: jobs, results, failures, entries and orders, each bound to its job."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from packhorse.codec import Encoded
+from packhorse.errors import PayloadError
+from packhorse.job import Failure
+from packhorse.signing import FOREIGN, NO_RESULT, TYPED, Envelopes, Purpose
+
+NEVER = -1
+_head = struct.Struct(">qqH")  # created, expires (both by the enqueuing program's clock), payload version
+_short = struct.Struct(">H").pack
+
+
+class OpenedJob(NamedTuple):
+    """`foreign` means that the task's own codec wrote the body, `no_result` that the task keeps none."""
+
+    body: bytes
+    typed: bool
+    foreign: bool
+    created: int
+    expires: int | None
+    version: int
+    no_result: bool
+
+
+class OpenedResult(NamedTuple):
+    body: bytes
+    typed: bool
+    foreign: bool
+
+
+class Seals:
+    def __init__(self, envelopes: Envelopes) -> None:
+        self._seal = envelopes.seal
+        self._open = envelopes.open
+        self.signed = envelopes.signed
+        self.encrypted = envelopes.encrypted
+
+    def job(
+        self,
+        id: bytes,
+        task: str,
+        encoded: Encoded,
+        *,
+        created: int,
+        expires: int | None,
+        version: int,
+        foreign: bool = False,
+        no_result: bool = False,
+    ) -> bytes:
+        flags = (TYPED if encoded.typed else 0) | (FOREIGN if foreign else 0) | (NO_RESULT if no_result else 0)
+        head = _head.pack(created, NEVER if expires is None else expires, version)
+        return self._seal(Purpose.JOB, id + task.encode(), encoded.body, head=head, flags=flags)
+
+    def open_job(self, id: bytes, task: str, payload: bytes) -> OpenedJob:
+        flags, head, body = self._open(Purpose.JOB, id + task.encode(), payload, _head.size)
+        created, expires, version = _head.unpack(head)
+        known_expires = None if expires == NEVER else expires
+        typed, foreign, no_result = flags & TYPED != 0, flags & FOREIGN != 0, flags & NO_RESULT != 0
+        return OpenedJob(body, typed, foreign, created, known_expires, version, no_result)
+
+    def without_expiry(self, id: bytes, task: str, payload: bytes) -> bytes:
+        """The same job, signed anew, for an operator who sends an expired one round again."""
+        flags, head, body = self._open(Purpose.JOB, id + task.encode(), payload, _head.size)
+        created, _, version = _head.unpack(head)
+        kept = flags & (TYPED | FOREIGN | NO_RESULT)
+        return self._seal(Purpose.JOB, id + task.encode(), body, head=_head.pack(created, NEVER, version), flags=kept)
+
+    def result(self, id: bytes, encoded: Encoded, *, foreign: bool = False) -> bytes:
+        flags = (TYPED if encoded.typed else 0) | (FOREIGN if foreign else 0)
+        return self._seal(Purpose.RESULT, id, encoded.body, flags=flags)
+
+    def open_result(self, id: bytes, data: bytes) -> OpenedResult:
+        flags, _, body = self._open(Purpose.RESULT, id, data)
+        return OpenedResult(body, flags & TYPED != 0, flags & FOREIGN != 0)
+
+    def failure(self, id: bytes, failure: bytes) -> bytes:
+        return self._seal(Purpose.FAILURE, id, failure)
+
+    def open_failure(self, id: bytes, data: bytes) -> Failure:
+        return Failure.decode(self._open(Purpose.FAILURE, id, data).body)
+
+    def entry(self, id: bytes, kind: str, name: str, data: bytes) -> bytes:
+        return self._seal(Purpose.ENTRY, _entry_subject(id, kind, name), data)
+
+    def open_entry(self, id: bytes, kind: str, name: str, data: bytes) -> bytes:
+        return self._open(Purpose.ENTRY, _entry_subject(id, kind, name), data).body
+
+    def order(self, kind: str, reason: str) -> bytes:
+        """Not bound to a job, since one stroke of the store asks for many."""
+        return self._seal(Purpose.CONTROL, _texts(kind, reason), b"")
+
+    def is_order(self, kind: str, reason: str, seal: bytes) -> bool:
+        try:
+            self._open(Purpose.CONTROL, _texts(kind, reason), seal)
+        except PayloadError:
+            return False
+        return True
+
+
+def _entry_subject(id: bytes, kind: str, name: str) -> bytes:
+    return id + _texts(kind, name)
+
+
+def _texts(one: str, other: str) -> bytes:
+    return _short(len(one.encode())) + one.encode() + other.encode()

@@ -1,0 +1,211 @@
+"""Envelopes: what is stored is signed, and verified before anything in it is decompressed, decoded or looked up.
+
+An envelope is
+
+    format 1 · flags 1 · key id 4 · MAC 16 · head (of a length its purpose knows) · body
+
+and the MAC (HMAC-SHA-256, its first 128 bits) covers all of it but itself, and the subject: whose envelope it is. The
+keys differ by purpose and application, so that a job's envelope is no result and another application's is none of ours.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from packhorse.errors import ConfigError, PayloadError
+
+FORMAT = 1
+SIGNED, COMPRESSED, ENCRYPTED, TYPED, FOREIGN, NO_RESULT = 1, 2, 4, 8, 16, 32
+KNOWN_FLAGS = SIGNED | COMPRESSED | ENCRYPTED | TYPED | FOREIGN | NO_RESULT
+
+RATIO_CAP = 100
+MAC_SIZE = 16
+PREFIX_SIZE = 6
+HEAD_AT = PREFIX_SIZE + MAC_SIZE
+UNSIGNED_ID, UNSIGNED_MAC = bytes(4), bytes(MAC_SIZE)
+NONCE_SIZE = 12
+DAY = 86_400
+
+_length = struct.Struct(">H").pack
+
+
+class Purpose(StrEnum):
+    JOB = "job"
+    RESULT = "result"
+    FAILURE = "failure"
+    ENTRY = "entry"
+    CONTROL = "control"
+
+
+class Opened(NamedTuple):
+    flags: int
+    head: bytes
+    body: bytes
+
+
+class SignatureError(PayloadError):
+    """The envelope was not signed by this application with a key we know, or was changed since."""
+
+
+def derive(secret: bytes, salt: str, info: str) -> bytes:
+    """HKDF-SHA-256 (RFC 5869) for one block of 32 bytes."""
+    extracted = hmac.digest(salt.encode(), secret, "sha256")
+    return hmac.digest(extracted, info.encode() + b"\x01", "sha256")
+
+
+def key_id(secret: bytes) -> bytes:
+    """Names a key in the open without telling anything of it."""
+    return hmac.digest(secret, b"packhorse key id", "sha256")[:4]
+
+
+class _Key:
+    """The keys that one secret gives one application."""
+
+    def __init__(self, app: str, secret: bytes) -> None:
+        self.id = key_id(secret)
+        # Copied for each message: quicker than to begin anew, and `hmac.digest` would let go of the interpreter lock.
+        self._begun = {p: hmac.new(derive(secret, app, f"packhorse {p}"), digestmod="sha256") for p in Purpose}
+        self._encryption = {purpose: derive(secret, app, f"packhorse encryption {purpose}") for purpose in Purpose}
+        self._ciphers: dict[tuple[Purpose, int], Any] = {}
+
+    def mac(self, purpose: Purpose, message: bytes) -> bytes:
+        begun = self._begun[purpose].copy()
+        begun.update(message)
+        return begun.digest()[:MAC_SIZE]
+
+    def cipher(self, purpose: Purpose, day: int) -> Any:
+        """A key for each day, so that random nonces stay far from repeating."""
+        if (cipher := self._ciphers.get((purpose, day))) is None:
+            if len(self._ciphers) > 100:
+                self._ciphers.clear()
+            sub_key = hmac.digest(self._encryption[purpose], day.to_bytes(4), "sha256")
+            cipher = self._ciphers[purpose, day] = _aead()(sub_key)
+        return cipher
+
+
+def _aead() -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise ConfigError("Encryption needs the package cryptography: pip install 'packhorse[crypto]'.") from None
+    return AESGCM
+
+
+class Envelopes:
+    """Seals and opens for one application. The first secret signs, all verify; none at all means unsigned."""
+
+    def __init__(
+        self,
+        app: str,
+        ring: Sequence[bytes],
+        *,
+        encrypt: bool = False,
+        compress_above: int | None = None,
+        size_cap: int = 1 << 22,
+    ) -> None:
+        self._app = app
+        self._first = _Key(app, ring[0]) if ring else None
+        self._keys = {key.id: key for key in (_Key(app, secret) for secret in ring)}
+        self._encrypt = encrypt
+        self._compress_above = compress_above
+        self._size_cap = size_cap
+        self._prefixes = {flags: self._prefix(flags) for flags in range(KNOWN_FLAGS + 1)}
+        if len(self._keys) < len(ring):
+            raise ConfigError("Two of the keys look the same from outside. Leave one of them out.")
+        if encrypt:
+            if self._first is None:
+                raise ConfigError("Encryption needs signing, and so a key. Give keys=… and leave signing on.")
+            _aead()
+
+    @property
+    def signed(self) -> bool:
+        return self._first is not None
+
+    @property
+    def encrypted(self) -> bool:
+        return self._encrypt
+
+    def _prefix(self, flags: int) -> bytes:
+        return bytes((FORMAT, flags)) + (self._first.id if self._first is not None else UNSIGNED_ID)
+
+    def seal(self, purpose: Purpose, subject: bytes, body: bytes, *, head: bytes = b"", flags: int = 0) -> bytes:
+        if self._compress_above is not None and len(body) > self._compress_above:
+            packed = zlib.compress(body, 1)
+            if len(body) // RATIO_CAP < len(packed) < len(body):
+                body, flags = packed, flags | COMPRESSED
+        key = self._first
+        if key is None:
+            return self._prefixes[flags] + UNSIGNED_MAC + head + body
+        if self._encrypt:
+            flags |= ENCRYPTED
+        prefix = self._prefixes[flags | SIGNED]
+        bound = _length(len(subject)) + subject + head
+        if self._encrypt:
+            day, nonce = int(time.time()) // DAY, os.urandom(NONCE_SIZE)
+            body = day.to_bytes(4) + nonce + key.cipher(purpose, day).encrypt(nonce, body, prefix + bound)
+        return prefix + key.mac(purpose, prefix + bound + body) + head + body
+
+    def open(self, purpose: Purpose, subject: bytes, data: bytes, head_size: int = 0) -> Opened:
+        """Raises SignatureError or PayloadError, and looks at nothing inside before the MAC is found right."""
+        if len(data) < HEAD_AT + head_size or data[0] != FORMAT or data[1] > KNOWN_FLAGS:
+            raise PayloadError("It is not an envelope that this version of Packhorse reads.")
+        flags = data[1]
+        prefix, rest = data[:PREFIX_SIZE], data[HEAD_AT:]
+        key = None
+        if self._first is not None:
+            key = self._keys.get(prefix[2:])
+            if not flags & SIGNED:
+                raise SignatureError("It is not signed, and this application takes signed envelopes only.")
+            if key is None:
+                raise SignatureError(
+                    f"It was signed with the key {prefix[2:].hex()}, which application {self._app!r} does not have. "
+                    "Put the key back into the ring (behind the first), then retry."
+                )
+            mac = key.mac(purpose, prefix + _length(len(subject)) + subject + rest)
+            if not hmac.compare_digest(mac, data[PREFIX_SIZE:HEAD_AT]):
+                raise SignatureError(
+                    f"Its signature is wrong: it was changed, or made for something else than {purpose}s of "
+                    f"application {self._app!r}."
+                )
+        head, body = rest[:head_size], rest[head_size:]
+        if flags & ENCRYPTED:
+            body = self._decrypt(key, purpose, prefix + _length(len(subject)) + subject + head, body)
+        if flags & COMPRESSED:
+            body = self._decompress(body)
+        return Opened(flags, head, body)
+
+    def _decrypt(self, key: _Key | None, purpose: Purpose, bound: bytes, body: bytes) -> bytes:
+        if key is None:
+            raise PayloadError("It is encrypted, and this application has no key.")
+        day, nonce, text = int.from_bytes(body[:4]), body[4 : 4 + NONCE_SIZE], body[4 + NONCE_SIZE :]
+        try:
+            plain: bytes = key.cipher(purpose, day).decrypt(nonce, text, bound)
+        except ConfigError:
+            raise
+        except Exception as error:  # of several kinds, and none says more than that it is damaged
+            raise PayloadError(f"It cannot be decrypted ({type(error).__name__}).") from None
+        return plain
+
+    def _decompress(self, body: bytes) -> bytes:
+        cap = min(self._size_cap, len(body) * RATIO_CAP)
+        machine = zlib.decompressobj()
+        try:
+            plain = machine.decompress(body, cap + 1)
+        except zlib.error:
+            raise PayloadError("It cannot be decompressed.") from None
+        if len(plain) > cap or not machine.eof or machine.unused_data:
+            raise PayloadError(f"It is more than {cap:,} bytes when decompressed, or not whole.")
+        return plain
+
+
+def generate_secret() -> bytes:
+    """A key as people write it down."""
+    return secrets.token_hex(32).encode()
