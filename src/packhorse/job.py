@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
+
+from packhorse.errors import PayloadError
 
 
 class JobState(StrEnum):
@@ -38,6 +41,7 @@ class FailureKind(StrEnum):
 
 MESSAGE_CAP = 4 * 1024
 TRACEBACK_CAP = 48 * 1024
+SEEN_CAP = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +57,25 @@ class Failure:
         return f"{self.type}: {self.message}" if self.message else self.type
 
     @classmethod
-    def of(cls, error: BaseException, kind: FailureKind, *, skip_frames: int = 0) -> Failure:
-        return cls(kind, _class_path(type(error)), message_of(error), _traceback(error, skip_frames))
+    def of(
+        cls, error: BaseException, kind: FailureKind, *, skip_frames: int = 0, mask: Callable[[str], str] = str
+    ) -> Failure:
+        """`mask` hides secrets in its texts; it sees them before the middle of a long one is left out."""
+        message, trace = mask(message_of(error)), mask(_traceback(error, skip_frames))
+        return cls(kind, _class_path(type(error)), storable(message, MESSAGE_CAP), storable(trace, TRACEBACK_CAP))
 
     def encode(self) -> bytes:
         return json.dumps([self.kind, self.type, self.message, self.traceback], separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Failure:
-        kind, type_, message, text = json.loads(data)
-        return cls(FailureKind(kind), type_, message, text)
+        try:
+            kind, *texts = json.loads(data)
+            if len(texts) == 3 and all(type(text) is str for text in texts):
+                return cls(FailureKind(kind), *texts)
+        except (ValueError, TypeError, RecursionError):
+            pass
+        raise PayloadError("It is no failure that Packhorse wrote.")
 
 
 def _class_path(cls: type) -> str:
@@ -72,7 +85,7 @@ def _class_path(cls: type) -> str:
 def message_of(error: BaseException) -> str:
     """Its text as any store can take it."""
     try:
-        return storable(str(error), MESSAGE_CAP)
+        return storable(str(error), SEEN_CAP)
     except BaseException as broken:  # the error's own __str__ may raise anything
         return f"<no message: {type(broken).__name__} while asking for it>"
 
@@ -83,7 +96,7 @@ def _traceback(error: BaseException, skip_frames: int) -> str:
         frames = frames.tb_next if frames is not None else None
     try:
         lines = traceback.TracebackException(type(error), error, frames, limit=-100, compact=True).format()
-        return storable("".join(lines), TRACEBACK_CAP)
+        return storable("".join(lines), SEEN_CAP)
     except BaseException as broken:
         return f"<no traceback: {type(broken).__name__} while formatting it>"
 
@@ -133,6 +146,19 @@ class Claim(NamedTuple):
     losses: int
     created_at: int
     expires_at: int | None
+    strays: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAttempt:
+    """One attempt that did not succeed; its failure as the store got it."""
+
+    number: int
+    process: str
+    started_at: datetime | None
+    ended_at: datetime
+    failure: bytes
+    spent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +173,8 @@ class Attempt:
     spent: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """All that is known of a job at the moment somebody looked."""
-
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
     id: str
     task: str
     state: JobState
@@ -167,13 +191,27 @@ class Job:
     process: str | None = None
     share: str | None = None
     tags: tuple[str, ...] = ()
-    failure: Failure | None = None
     reason: str | None = None
-    result: bytes | None = None
     result_error: str | None = None
-    failures: tuple[Attempt, ...] = ()
-    payload: bytes = b""
 
     @property
     def finished(self) -> bool:
         return self.state.finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredJob(_Known):
+    """All that a store knows of a job; envelopes are as it got them."""
+
+    failure: bytes | None = None
+    result: bytes | None = None
+    failures: tuple[StoredAttempt, ...] = ()
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(_Known):
+    """All that is known of a job at the moment somebody looked."""
+
+    failure: Failure | None = None
+    failures: tuple[Attempt, ...] = ()

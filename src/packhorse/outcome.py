@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from packhorse.clock import length
+from packhorse.clock import SECOND, length
 from packhorse.errors import Cancel, ProcessExitError, ProcessPrunedError, Retry, Snooze, TaskError
-from packhorse.job import Claim, Failure, FailureKind, JobState, Token, message_of
+from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, Token, message_of, storable
 from packhorse.retry import RetryPolicy
 
 MAX_LOSSES = 3
+STRAY_CAP = 60 * SECOND
+FOREVER = 1 << 60
 
 
 class Outcome(NamedTuple):
@@ -21,6 +24,9 @@ class Outcome(NamedTuple):
     duration   microseconds since the task began, None where it never began
     failure    an encoded Failure: kept with the finished job, or as the row of an attempt that did not succeed
     owner      the process whose attempt it was, where another one writes the verdict
+    strayed    counts as having come to a worker that does not know the task
+    keep       microseconds a finished job is kept: 0 deletes it at once, None is the rule for its state
+    result_ttl microseconds its result is kept, None as long as the job
     """
 
     token: Token
@@ -34,6 +40,9 @@ class Outcome(NamedTuple):
     failure: bytes | None = None
     reason: str | None = None
     owner: bytes | None = None
+    strayed: bool = False
+    keep: int | None = None
+    result_ttl: int | None = None
 
     @property
     def size(self) -> int:
@@ -43,8 +52,24 @@ class Outcome(NamedTuple):
         return 200 + len(self.result or b"") + len(self.failure or b"")
 
 
-def succeed(token: Token, duration: int, result: bytes | None, result_error: str | None = None) -> Outcome:
-    return Outcome(token, JobState.SUCCEEDED, True, False, 0, duration, result, result_error)
+def succeed(
+    token: Token,
+    duration: int,
+    result: bytes | None,
+    result_error: str | None = None,
+    *,
+    keep: int | None = None,
+    result_ttl: int | None = None,
+) -> Outcome:
+    return Outcome(
+        token,
+        JobState.SUCCEEDED,
+        duration=duration,
+        result=result,
+        result_error=result_error,
+        keep=keep,
+        result_ttl=result_ttl,
+    )
 
 
 def release(token: Token) -> Outcome:
@@ -62,24 +87,45 @@ def stop(token: Token, duration: int | None, reason: str = "cancelled") -> Outco
 
 
 def decide(
-    claim: Claim, error: BaseException, policy: RetryPolicy, duration: int | None, *, skip_frames: int = 0
+    claim: Claim,
+    error: BaseException,
+    policy: RetryPolicy,
+    duration: int | None,
+    *,
+    skip_frames: int = 0,
+    mask: Callable[[str], str] = str,
 ) -> Outcome:
-    """The outcome of an attempt that did not return."""
+    """The outcome of an attempt that did not return; `mask` hides secrets in its texts."""
     token, attempt = claim.token, claim.attempts + 1
     match error:
         case Snooze():
             delay = max(0, length(error.after))
             return Outcome(token, JobState.SCHEDULED, spent=False, delay=delay, duration=duration)
         case Cancel():
-            return Outcome(token, JobState.CANCELLED, duration=duration, reason=message_of(error))
+            return Outcome(
+                token, JobState.CANCELLED, duration=duration, reason=storable(mask(message_of(error)), MESSAGE_CAP)
+            )
         case Retry():
             wait = None if policy.exhausted(attempt) else _asked_wait(error, policy, attempt)
         case _:
             wait = policy.wait(attempt, error)
-    failure = Failure.of(error, _kind(error), skip_frames=skip_frames).encode()
+    failure = Failure.of(error, _kind(error), skip_frames=skip_frames, mask=mask).encode()
     if wait is None:
         return Outcome(token, JobState.FAILED, duration=duration, failure=failure)
     return Outcome(token, JobState.SCHEDULED, delay=wait, duration=duration, failure=failure)
+
+
+def stray(claim: Claim, error: BaseException, patience: int) -> Outcome:
+    """No task of that name here: back for a worker that knows it, less and less often, and failed in the end."""
+    waited = sum(_stray_wait(n) for n in range(claim.strays))
+    if waited >= patience:
+        return refuse(claim, FailureKind.UNKNOWN_TASK, error)
+    wait = min(_stray_wait(claim.strays), patience - waited)
+    return Outcome(claim.token, JobState.SCHEDULED, spent=False, strayed=True, delay=wait)
+
+
+def _stray_wait(strays: int) -> int:
+    return min(SECOND << strays, STRAY_CAP) if strays < 10 else STRAY_CAP
 
 
 def refuse(claim: Claim, kind: FailureKind, error: BaseException) -> Outcome:

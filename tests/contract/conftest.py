@@ -1,45 +1,18 @@
-"""Every test of this folder runs on every store, on a clock that stands still until told to move."""
+"""Which stores the suite of the contract runs on."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from packhorse.clock import ManualClock
+from packhorse.clock import Clock
 from packhorse.stores import Store
-from tests.contract.helpers import Worker
-from tests.contract.stores import KINDS, opened, quick_folder
+from packhorse.testing.contract.fixtures import clock, other, store, worker
+from tests.contract.stores import KINDS, emptied, opened, quick_folder
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+__all__ = ["clock", "other", "store", "worker"]
 
 
 @pytest.fixture(params=KINDS)
-def new_store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Callable[[], Store]]:
-    """Opens a store that nobody has used yet; call it once."""
-    stores = []
+def new_store(request: pytest.FixtureRequest) -> Iterator[Callable[[Clock], Store]]:
     with quick_folder() as folder:
-
-        def new() -> Store:
-            stores.append(opened(request.param, folder, clock))
-            return stores[-1]
-
-        yield new
-        for store in stores:
-            store.close()
-
-
-@pytest.fixture
-def store(new_store: Callable[[], Store]) -> Store:
-    return new_store()
-
-
-@pytest.fixture
-def worker(store: Store) -> Worker:
-    return Worker(store, "worker")
-
-
-@pytest.fixture
-def other(store: Store) -> Worker:
-    return Worker(store, "other")
+        yield lambda clock: opened(request.param, emptied(folder / "store"), clock)

@@ -1,14 +1,17 @@
 """The stores under test, and a look behind their counters that the contract does not offer."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from packhorse.clock import Clock
+from packhorse.job import JobState
 from packhorse.stores import Store, open_store
 from packhorse.stores.memory import MemoryStore
 from packhorse.stores.sqlite import SQLiteStore
+from packhorse.testing.contract.behind import epochs, leftovers
 
 KINDS = ("memory", "sqlite")
 SHARED_MEMORY = Path("/dev/shm")
@@ -21,26 +24,44 @@ def quick_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def opened(kind: str, folder: Path, clock: Clock, options: str = "") -> Store:
+def emptied(folder: Path) -> Path:
+    """Made, or made anew."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def opened(kind: str, folder: Path, clock: Clock) -> Store:
     """A new, empty store of a kind; its files, if any, go into the folder."""
-    url = "memory://" if kind == "memory" else f"{kind}:///{folder}/jobs.db{options}"
+    url = "memory://" if kind == "memory" else f"{kind}:///{folder}/jobs.db"
     return open_store(url, clock)
 
 
-def epochs(store: Store) -> dict[bytes, int]:
-    """The epoch of every job."""
-    match store:
-        case MemoryStore():
-            return {id: job.epoch for id, job in store._jobs.items()}
-        case SQLiteStore():
-            return dict(_rows(store, "select id, epoch from job"))
-    raise NotImplementedError(f"say here how to read the epochs of {type(store).__name__}")
+@epochs.register
+def _(store: MemoryStore) -> dict[bytes, int]:
+    return {id: job.epoch for id, job in store._jobs.items()}
 
 
-def leftovers(store: Store) -> list[str]:
-    """Rows that belong to no job, or to one that cannot have them; always empty in a sound store."""
-    if not isinstance(store, SQLiteStore):
-        return []
+@epochs.register
+def _(store: SQLiteStore) -> dict[bytes, int]:
+    return dict(_rows(store, "select id, epoch from job"))
+
+
+@leftovers.register
+def _(store: MemoryStore) -> list[str]:
+    found = []
+    for job in store._jobs.values():
+        ended = (job.outcome, job.finished_at, job.prune_at, job.result_until)
+        found += [f"an ending of {job.new.id!r}"] * (not job.state.finished and any(one is not None for one in ended))
+        held = (job.token, job.claimed_at, job.asked)
+        running = job.state is JobState.RUNNING
+        found += [f"a claim on {job.new.id!r}"] * (not running and any(one is not None for one in held))
+    return found
+
+
+@leftovers.register
+def _(store: SQLiteStore) -> list[str]:
     found = []
     for table in ("payload", "ending", "attempt", "tag", "entry"):
         stray = f"select count(*) from {table} where id not in (select id from job)"
@@ -49,7 +70,10 @@ def leftovers(store: Store) -> list[str]:
         "jobs without a payload": "select count(*) from job where id not in (select id from payload)",
         "endings of unfinished jobs": "select count(*) from ending join job using (id) where state <= 4",
         "orders to jobs that do not run": "select count(*) from job where asked is not null and state <> 4",
+        "seals without an order": "select count(*) from job where asked_seal is not null and asked is null",
         "running jobs without an owner": "select count(*) from job where state = 4 and process is null",
+        "unfinished jobs to prune": "select count(*) from job where prune_at is not null and state <= 4",
+        "moments to forget no result": "select count(*) from ending where result_until is not null and result is null",
     }.items():
         found += [f"{number} {what}" for (number,) in _rows(store, query) if number]
     return found

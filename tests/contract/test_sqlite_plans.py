@@ -1,28 +1,49 @@
 """Whatever is asked often is answered by the index made for it, also before there are any statistics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from packhorse.job import JobState
-from packhorse.stores import sqlite_exchange, sqlite_jobs
+from packhorse.clock import SECOND
+from packhorse.job import Claim, JobState
+from packhorse.outcome import Outcome
+from packhorse.stores import sqlite, sqlite_exchange, sqlite_jobs
 from packhorse.stores.contract import Retention, Selection
 from packhorse.stores.sqlite import SQLiteStore
+from packhorse.testing.contract.helpers import Worker, failed, insert, succeeded
 
 
-@pytest.fixture(params=["never analyzed", "analyzed"])
+@pytest.fixture(params=["never analyzed", "analyzed", "full and analyzed"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteStore]:
     store = SQLiteStore(f"sqlite:///{tmp_path}/jobs.db")
     store.migrate()
-    if request.param == "analyzed":
+    if request.param == "full and analyzed":
+        fill(store)
+    if request.param != "never analyzed":
         with store._connections.transaction() as c:
             c.execute("analyze")
     yield store
     store.close()
 
 
-def plan(store: SQLiteStore, statement: str, parameters: int | list[object]) -> str:
+def fill(store: SQLiteStore) -> None:
+    """Many jobs that succeeded, some of them kept for their own time, and a few in other states."""
+    worker = Worker(store, "worker")
+    insert(store, *(f"{number:04}" for number in range(2_000)))
+    for start in range(0, 1_900, 100):
+        claims = enumerate(worker.claim(100), start)
+        worker.finish(*(succeeded(claim, b"42") if number % 7 else own_time(claim) for number, claim in claims))
+    worker.finish(*map(failed, worker.claim(40)))
+    worker.claim(20)
+
+
+def own_time(claim: Claim) -> Outcome:
+    return succeeded(claim, b"42")._replace(keep=60 * SECOND, result_ttl=SECOND)
+
+
+def plan(store: SQLiteStore, statement: str, parameters: int | Sequence[object]) -> str:
     values = [None] * parameters if isinstance(parameters, int) else parameters
     with store._connections.cursor() as c:
         return "; ".join(row[3] for row in c.execute(f"explain query plan {statement}", values))
@@ -36,7 +57,7 @@ def test_finishing_and_fencing_look_up_what_is_held(store: SQLiteStore):
     """By process, nonce and id, in the small index of running jobs."""
     for statement, width, first in (
         (sqlite_exchange.SUCCEED, 5, 2),
-        (sqlite_exchange.FINISH, 11, 2),
+        (sqlite_exchange.FINISH, 13, 2),
         (sqlite_exchange.STILL_OURS, 4, 0),
     ):
         seen = plan(store, batch(statement, width), 16 * width + first)
@@ -54,15 +75,67 @@ def test_claiming_reads_a_range_of_its_index(store: SQLiteStore):
 
 
 def test_pruning_reads_its_index(store: SQLiteStore):
-    """The partial index serves only a query that repeats its condition."""
+    """A range for the jobs with their own time, one for those of the rule, for each state; nothing is sorted."""
     seen: list[str] = []
     with store._connections.cursor() as c:
         c.set_trace_callback(seen.append)
         store._prunable(c, Retention(0, 0, 0), 10)
         c.set_trace_callback(None)
-    assert len(seen) == 3
+    apart, by_rule = seen[::2], seen[1::2]
+    assert (len(apart), len(by_rule)) == (3, 3)
+    for statements, terms in ((apart, "prune_at<?"), (by_rule, "prune_at=? AND finished_at<?")):
+        for statement in statements:
+            assert plan(store, statement, 0) == f"SEARCH job USING COVERING INDEX job_to_prune (state=? AND {terms})"
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters", "terms"),
+    [
+        (sqlite.KEPT_APART, [5, 1, 10], "state=? AND prune_at<?"),
+        (sqlite.KEPT_BY_RULE, [1, 5, 1, 10], "state=? AND prune_at=? AND finished_at<?"),
+    ],
+    ids=["KEPT_APART", "KEPT_BY_RULE"],
+)
+def test_pruning_reads_its_index_with_any_parameters(
+    store: SQLiteStore, statement: str, parameters: list[object], terms: str
+):
+    """As prepared, where SQLite knows no value, and with values in their place."""
+    for values in (parameters, [None] * len(parameters)):
+        assert plan(store, statement, values) == f"SEARCH job USING COVERING INDEX job_to_prune ({terms})"
+
+
+def test_old_results_are_found_by_their_moment(store: SQLiteStore):
+    """In the small index of results that have one, and forgotten by id."""
+    look = "SEARCH ending USING COVERING INDEX ending_result_until (result_until<?)"
+    assert plan(store, sqlite.OLD_RESULTS, [1, 10]) == look
+    seen = plan(store, sqlite.FORGET_RESULTS, ["why", 1, 10])
+    assert look in seen
+    assert "SEARCH ending USING INDEX sqlite_autoindex_ending_1 (id=?)" in seen
+    assert "SCAN" not in seen
+    assert "TEMP B-TREE" not in seen
+
+
+def test_a_job_that_is_not_kept_is_deleted_by_look_ups(store: SQLiteStore):
+    """In every table; only the ids that were given are gone through."""
+    seen: list[str] = []
+    with store._connections.cursor() as c:
+        c.set_trace_callback(seen.append)
+        sqlite_exchange.delete(c, [b"nobody"])
+        c.set_trace_callback(None)
+    assert len(seen) == 1 + len(sqlite_exchange.WIDE_TABLES)
     for statement in seen:
-        assert "job_to_prune (state=? AND finished_at<?)" in plan(store, statement, 0)
+        tables = plan(store, statement, 0).replace("SCAN CONSTANT ROW", "").replace("SCAN 1 CONSTANT ROW", "")
+        assert "SCAN" not in tables
+
+
+def test_sealing_anew_is_a_look_up(store: SQLiteStore):
+    """By the id, then by its number."""
+    assert "SCAN" not in plan(store, sqlite_jobs.RESEAL, 2)
+
+
+def test_orders_are_found_by_their_process(store: SQLiteStore):
+    """At every beat, so it must cost nothing where there are none."""
+    assert plan(store, sqlite_exchange.ASKED, 1) == "SEARCH job USING INDEX job_held (process=?)"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +151,18 @@ def test_selecting_by_state_does_not_scan_the_payloads(store: SQLiteStore, state
     """A million succeeded jobs must not slow down a page of failed ones."""
     seen = plan(store, *sqlite_jobs.select("payload.id", Selection(states=[state]), None, 10))
     assert f"job USING INDEX {index}" in seen or f"job USING COVERING INDEX {index}" in seen
+    assert "state>?" not in seen
     assert "SCAN payload" not in seen
+
+
+@pytest.mark.parametrize("bound", ["created_from", "created_before", "finished_from", "finished_before"])
+def test_selecting_by_state_and_time_does_not_scan_the_payloads(store: SQLiteStore, bound: str):
+    """The failures of last night are looked for among the failures."""
+    within: dict[str, Any] = {bound: 1}
+    selection = Selection(states=[JobState.FAILED], **within)
+    seen = plan(store, *sqlite_jobs.select("payload.id", selection, None, 10))
+    assert "INDEX job_to_prune (state=?" in seen
+    assert "SCAN" not in seen
 
 
 def test_one_job_is_found_by_its_id(store: SQLiteStore):

@@ -1,4 +1,4 @@
-"""What every store promises. `memory.py` is the same in the plainest Python; `tests/contract` is the proof."""
+"""What every store promises. `memory.py` says it in the plainest Python; `packhorse.testing.contract` is the proof."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from packhorse.job import Claim, Job, JobState, NewJob, Token
+from packhorse.job import Claim, JobState, NewJob, StoredJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 
 EXCHANGE_JOBS = 1_000
 EXCHANGE_BYTES = 1 << 20
+RESULT_PRUNED = "it was kept for its time, and the job longer"
 
 
 class ProcessInfo(NamedTuple):
@@ -42,7 +43,7 @@ class OrderKind(StrEnum):
 
 
 class Order(NamedTuple):
-    """What an operator asks of the owner of a running job. Told at every beat until the job has ended.
+    """What an operator asks of the owner of a running job, sealed. Told at every beat until the job has ended.
 
     Where the owner puts the job back instead, by a retry, a release or its own death, it ends `cancelled`.
     """
@@ -50,6 +51,7 @@ class Order(NamedTuple):
     kind: OrderKind
     token: Token
     reason: str
+    seal: bytes = b""
 
 
 class Beaten(NamedTuple):
@@ -103,13 +105,17 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which jobs an act or a page is about; every given field must match."""
+    """Which jobs an act or a page is about; every given field must match. Moments are microseconds."""
 
     ids: Collection[bytes] | None = None
     states: Collection[JobState] | None = None
     queues: Collection[str] | None = None
     tasks: Collection[str] | None = None
     tags: Collection[str] | None = None
+    created_from: int | None = None
+    created_before: int | None = None
+    finished_from: int | None = None
+    finished_before: int | None = None
 
 
 class Act(StrEnum):
@@ -131,9 +137,12 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
+    """`seal` proves to the owners of running jobs who asked."""
+
     act: Act
     queue: str | None = None
     priority: int | None = None
+    seal: bytes = b""
 
 
 class Moved(NamedTuple):
@@ -174,6 +183,24 @@ class ProcessView:
     started_at: datetime
     lease_left: float
     running: int
+
+
+OWN_KEY = "key"  # what the finding is about that tells of a key of the store's own
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(NamedTuple):
+    """Something seen while looking for trouble: what it is about, in one sentence, and what to do."""
+
+    level: Level
+    about: str
+    text: str
+    remedy: str = ""
 
 
 class Audit(NamedTuple):
@@ -233,7 +260,7 @@ class Store(ABC):
         An outcome is written only where the job still runs under its token; the others come back refused. Then up to
         `limit` ready jobs start running for `process` under the new `nonce`, in the order of the contract. The first
         `starting` of them begin at once, and so did the `started` ones claimed earlier. Where there was anything to
-        write or to take, the process's lease is renewed.
+        write or to take, the process's lease is renewed. A finished job whose outcome says `keep=0` is deleted.
         """
 
     @abstractmethod
@@ -272,7 +299,10 @@ class Store(ABC):
 
     @abstractmethod
     def prune(self, retention: Retention, limit: int) -> int:
-        """Delete up to `limit` finished jobs that are kept no longer."""
+        """Delete up to `limit` finished jobs that are kept no longer, and up to as many results; how many in all.
+
+        Those due first go first; among equals the one that finished first, then the smaller id.
+        """
 
     # Operating: audited in the same stroke, and the epoch is raised, so that no old claim survives it.
 
@@ -290,6 +320,10 @@ class Store(ABC):
         """Act on up to `limit` selected jobs, in the order of their ids, beginning behind `after`."""
 
     @abstractmethod
+    def reseal(self, id: bytes, payload: bytes) -> bool:
+        """Another payload for a job that failed or was cancelled; False where it is in no such state."""
+
+    @abstractmethod
     def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
         """Claim nothing of the queue until a moment, for a length from the store's now, or until it is resumed."""
 
@@ -299,11 +333,11 @@ class Store(ABC):
     # Looking.
 
     @abstractmethod
-    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[Job]:
+    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:
         """In the order of their ids, beginning behind `after`; without what is wide: payload, result, failures."""
 
     @abstractmethod
-    def job(self, id: bytes) -> Job | None:
+    def job(self, id: bytes) -> StoredJob | None:
         """One job with everything."""
 
     @abstractmethod
@@ -332,9 +366,17 @@ class Store(ABC):
 
     # The store itself.
 
+    def own_key(self) -> bytes | None:
+        """A key that only the store's owner can read, made at the first call; None where there is no place for one."""
+        return None
+
     def exists(self) -> bool:
         """Looking only: False where the first use would create it."""
         return True
+
+    def examine(self) -> list[Finding]:
+        """What only this kind of store knows of its health; looks, and changes nothing."""
+        return []
 
     @abstractmethod
     def migrate(self) -> list[str]:

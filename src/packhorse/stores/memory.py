@@ -9,10 +9,12 @@ from datetime import datetime
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
 from packhorse.ids import to_text
-from packhorse.job import Attempt, Claim, Failure, Job, JobState, NewJob, Token
+from packhorse.job import Claim, JobState, NewJob, StoredAttempt, StoredJob, Token
 from packhorse.outcome import Outcome, heed, release
 from packhorse.queues import Selected
+from packhorse.signing import generate_secret
 from packhorse.stores.contract import (
+    RESULT_PRUNED,
     Act,
     Audit,
     Beaten,
@@ -49,11 +51,15 @@ class _Job:
     epoch: int = 0
     attempts: int = 0
     losses: int = 0
+    strays: int = 0
     token: Token | None = None
     claimed_at: int | None = None
     started_at: int | None = None
     finished_at: int | None = None
+    prune_at: int | None = None
+    result_until: int | None = None
     asked: str | None = None
+    asked_seal: bytes = b""
     outcome: Outcome | None = None
     failures: list[tuple[int, bytes, int | None, int, bytes, bool]] = field(default_factory=list)
     entries: dict[tuple[str, str], bytes] = field(default_factory=dict)
@@ -87,6 +93,7 @@ class MemoryStore(Store):
         self._audit: list[Audit] = []
         self._changed = threading.Condition(threading.RLock())
         self._changes = 0
+        self._key = generate_secret()
 
     # Hot.
 
@@ -144,7 +151,7 @@ class MemoryStore(Store):
         with self._changed:
             dead = [process for process in processes if not self._renew(process)]
             orders = [
-                Order(OrderKind.CANCEL, job.token, job.asked)
+                Order(OrderKind.CANCEL, job.token, job.asked, job.asked_seal)
                 for job in self._jobs.values()
                 if job.token is not None and job.asked is not None and job.token.process in processes
             ]
@@ -178,11 +185,18 @@ class MemoryStore(Store):
             job.failures.append((number, owner, began, now, outcome.failure, outcome.spent))
         job.attempts += outcome.spent
         job.losses += outcome.lost
+        job.strays += outcome.strayed
         job.token = job.asked = job.claimed_at = job.started_at = None
         job.state = outcome.state
         if outcome.state.finished:
+            if outcome.keep == 0:
+                del self._jobs[job.new.id]
             job.outcome = outcome
             job.finished_at = now
+            job.prune_at = None if outcome.keep is None else now + outcome.keep
+            job.result_until = (
+                None if outcome.result_ttl is None or outcome.result is None else now + outcome.result_ttl
+            )
             job.started_at = None if outcome.duration is None else now - outcome.duration
         elif outcome.state is JobState.SCHEDULED:
             job.run_at = job.order_key = now + outcome.delay
@@ -220,6 +234,7 @@ class MemoryStore(Store):
             job.losses,
             job.created_at,
             job.expires_at,
+            job.strays,
         )
 
     # Fenced by the claim token.
@@ -294,13 +309,23 @@ class MemoryStore(Store):
             now = self.clock.now()
             old = []
             for job in self._jobs.values():
-                kept = retention.of(job.state) if job.state.finished else None
-                if kept is not None and job.finished_at is not None and job.finished_at + kept <= now:
-                    old.append(job)
-            old.sort(key=lambda job: (job.finished_at or 0, job.new.id))
-            for job in old[:limit]:
-                del self._jobs[job.new.id]
-            return len(old[:limit])
+                due = job.prune_at
+                if due is None and job.finished_at is not None and (kept := retention.of(job.state)) is not None:
+                    due = job.finished_at + kept
+                if due is not None and due <= now:
+                    old.append((due, job.finished_at, job.new.id))
+            for _, _, id in sorted(old)[:limit]:
+                del self._jobs[id]
+            return len(old[:limit]) + self._forget_results(now, limit)
+
+    def _forget_results(self, now: int, limit: int) -> int:
+        old = [job for job in self._jobs.values() if job.result_until is not None and job.result_until <= now]
+        old.sort(key=lambda job: (job.result_until, job.new.id))
+        for job in old[:limit]:
+            assert job.outcome is not None
+            job.outcome = job.outcome._replace(result=None, result_error=RESULT_PRUNED)
+            job.result_until = None
+        return len(old[:limit])
 
     # Operating.
 
@@ -324,6 +349,7 @@ class MemoryStore(Store):
                     moved += self._move(job, change, reason, now)
                 elif change.act is Act.CANCEL:
                     job.asked = reason or "cancelled"
+                    job.asked_seal = change.seal
                     asked += 1
             self._audit.append(Audit(now, actor, change.act, reason, moved + asked))
             self._notify()
@@ -339,9 +365,10 @@ class MemoryStore(Store):
             case Act.RETRY if job.state in (JobState.FAILED, JobState.CANCELLED):
                 self._keep_last_failure(job)
                 job.state = JobState.READY
-                job.attempts = job.losses = 0
+                job.attempts = job.losses = job.strays = 0
                 job.order_key = now
                 job.outcome = job.finished_at = job.started_at = job.expires_at = None
+                job.prune_at = job.result_until = None
             case Act.RUN_NOW if job.state is JobState.SCHEDULED:
                 job.state = JobState.READY
                 job.order_key = now
@@ -363,6 +390,14 @@ class MemoryStore(Store):
                 (number, last.owner or last.token.process, job.started_at, job.finished_at, last.failure, last.spent)
             )
 
+    def reseal(self, id: bytes, payload: bytes) -> bool:
+        with self._changed:
+            job = self._jobs.get(id)
+            if job is None or job.state not in (JobState.FAILED, JobState.CANCELLED):
+                return False
+            job.new = job.new._replace(payload=payload)
+            return True
+
     def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
         with self._changed:
             until = self.clock.now() + length if length is not None else until
@@ -383,12 +418,12 @@ class MemoryStore(Store):
 
     # Looking.
 
-    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[Job]:
+    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:
         with self._changed:
             found = (job for id, job in sorted(self._jobs.items()) if after is None or id > after)
             return [self._view(job) for job in found if self._selected(job, selection)][:limit]
 
-    def job(self, id: bytes) -> Job | None:
+    def job(self, id: bytes) -> StoredJob | None:
         with self._changed:
             job = self._jobs.get(id)
             return self._view(job, wide=True) if job is not None else None
@@ -439,12 +474,14 @@ class MemoryStore(Store):
             and _within(job.queue, selection.queues)
             and _within(job.new.task, selection.tasks)
             and (selection.tags is None or bool(set(job.new.tags) & set(selection.tags)))
+            and _between(job.created_at, selection.created_from, selection.created_before)
+            and _between(job.finished_at, selection.finished_from, selection.finished_before)
         )
 
-    def _view(self, job: _Job, *, wide: bool = False) -> Job:
+    def _view(self, job: _Job, *, wide: bool = False) -> StoredJob:
         last = job.outcome
         owner = job.token.process if job.token is not None else (last.owner or last.token.process) if last else None
-        return Job(
+        return StoredJob(
             id=to_text(job.new.id),
             task=job.new.task,
             state=job.state,
@@ -462,7 +499,7 @@ class MemoryStore(Store):
             share=job.new.share,
             tags=job.new.tags,
             reason=last.reason if last is not None else None,
-            failure=Failure.decode(last.failure) if last is not None and last.failure is not None else None,
+            failure=last.failure if last is not None else None,
             result=last.result if wide and last is not None else None,
             result_error=last.result_error if last is not None else None,
             failures=tuple(self._attempt(*row) for row in job.failures) if wide else (),
@@ -471,8 +508,8 @@ class MemoryStore(Store):
 
     def _attempt(
         self, number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: bool
-    ) -> Attempt:
-        return Attempt(number, to_text(process), _moment(began), to_datetime(ended), Failure.decode(failure), spent)
+    ) -> StoredAttempt:
+        return StoredAttempt(number, to_text(process), _moment(began), to_datetime(ended), failure, spent)
 
     # Waiting.
 
@@ -492,6 +529,9 @@ class MemoryStore(Store):
         return {id for id in ids if id not in self._jobs or self._jobs[id].state.finished}
 
     # The store itself.
+
+    def own_key(self) -> bytes:
+        return self._key
 
     def migrate(self) -> list[str]:
         return []
@@ -529,6 +569,12 @@ class _MemoryWatch(Watch):
 
 def _moment(microseconds: int | None) -> datetime | None:
     return to_datetime(microseconds) if microseconds is not None else None
+
+
+def _between(moment: int | None, begin: int | None, end: int | None) -> bool:
+    if moment is None:
+        return begin is None and end is None
+    return (begin is None or begin <= moment) and (end is None or moment < end)
 
 
 def _within(value: object, allowed: Collection[object] | None) -> bool:

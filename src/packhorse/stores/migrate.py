@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ class Step(NamedTuple):
     sql: str
 
 
-def steps(dialect: str) -> list[Step]:
+@cache
+def steps(dialect: str) -> tuple[Step, ...]:
     folder = files("packhorse.stores") / "migrations" / dialect
     names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".sql"))
-    return [Step(int(name[:4]), name.removesuffix(".sql"), (folder / name).read_text()) for name in names]
+    return tuple(Step(int(name[:4]), name.removesuffix(".sql"), (folder / name).read_text()) for name in names)

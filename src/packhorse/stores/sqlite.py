@@ -15,17 +15,19 @@ from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
 from packhorse.errors import ConfigError, SchemaError, StoreFull, StoreURLError
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
-from packhorse.job import Job, JobState, NewJob, Token
+from packhorse.job import JobState, NewJob, StoredJob, Token
 from packhorse.outcome import Outcome, release
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_exchange, sqlite_jobs
 from packhorse.stores.contract import (
+    RESULT_PRUNED,
     Act,
     Audit,
     Beaten,
     Change,
     Entry,
     Exchanged,
+    Finding,
     Moved,
     Order,
     OrderKind,
@@ -44,16 +46,27 @@ from packhorse.stores.contract import (
 from packhorse.stores.migrate import steps
 from packhorse.stores.sqlite_ballast import Ballast
 from packhorse.stores.sqlite_connections import Connections, Transaction, first_use
+from packhorse.stores.sqlite_health import WAL_WARNING, examine
+from packhorse.stores.sqlite_key import kept_key
 from packhorse.stores.sqlite_watch import SQLiteWatch
 
 log = logging.getLogger("packhorse.store")
 
 OLDEST = (3, 35)
 SMALL = 64  # outcomes in an exchange that may grow a little while others write
-WAL_WARNING = 256 << 20
 WAL_WARNING_EVERY = 60.0
 HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
 ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
+KEPT_BY_RULE = """
+    select finished_at + ? as due, finished_at, id from job
+    where state = ? and state > 4 and prune_at is null and finished_at <= ? order by finished_at, id limit ?
+"""
+KEPT_APART = """
+    select prune_at, finished_at, id from job
+    where state = ? and state > 4 and prune_at <= ? order by prune_at, finished_at, id limit ?
+"""
+OLD_RESULTS = "select id from ending where result_until <= ? order by result_until, id limit ?"
+FORGET_RESULTS = f"update ending set result = null, result_until = null, result_error = ? where id in ({OLD_RESULTS})"
 RENEW = "update process set lease_until = ? + lease where id = ? and boot = ? and lease_until > ?"
 
 
@@ -152,7 +165,7 @@ class SQLiteStore(Store):
         failpoint("beat.after_commit")
         with self._cursor() as c:
             rows = [row for id in processes for row in c.execute(sqlite_exchange.ASKED, (id,))]
-        orders = [Order(OrderKind.CANCEL, Token(*token), reason) for reason, *token in rows]
+        orders = [Order(OrderKind.CANCEL, Token(*token), reason, seal or b"") for reason, seal, *token in rows]
         return Beaten(dead, sorted(orders, key=lambda order: order.token))
 
     # Fenced by the claim token.
@@ -204,8 +217,8 @@ class SQLiteStore(Store):
         now = self.clock.now()
         with self._cursor() as c:
             first = c.execute(nth, (0,)).fetchone()
-        if first is None or first[0] > now:
-            return Promoted(0, None if first is None else first[0] - now)
+        if first is None or first[0] > now or limit <= 0:
+            return Promoted(0, None if first is None else max(0, first[0] - now))
         with self._transaction() as c:
             last = c.execute(nth, (limit - 1,)).fetchone()
             bound = min(last, (now + 1, b"")) if last else (now + 1, b"")
@@ -247,14 +260,15 @@ class SQLiteStore(Store):
         self._ballast.keep()
         self._look_at_wal()
         with self._cursor() as c:
-            if not self._prunable(c, retention, 1):
+            if not self._prunable(c, retention, 1) and not c.execute(OLD_RESULTS, (self.clock.now(), 1)).fetchone():
                 return 0
         with self._transaction() as c:
             ids = self._prunable(c, retention, limit)
-            sqlite_jobs.delete(c, ids)
+            sqlite_exchange.delete(c, ids)
+            results = c.execute(FORGET_RESULTS, (RESULT_PRUNED, self.clock.now(), limit)).rowcount
             failpoint("prune.before_commit")
         failpoint("prune.after_commit")
-        return len(ids)
+        return len(ids) + results
 
     def _look_at_wal(self) -> None:
         """As long as somebody reads one snapshot, SQLite cannot begin its write-ahead log anew."""
@@ -272,16 +286,14 @@ class SQLiteStore(Store):
             )
 
     def _prunable(self, c: sqlite3.Connection, retention: Retention, limit: int) -> list[bytes]:
-        found: list[tuple[int, bytes]] = []
+        found: list[tuple[int, int, bytes]] = []
         now = self.clock.now()
         for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED):
+            code = sqlite_exchange.CODE[state]
+            found += c.execute(KEPT_APART, (code, now, limit))
             if (kept := retention.of(state)) is not None:
-                found += c.execute(
-                    "select finished_at, id from job where state = ? and state > 4 and finished_at <= ? "
-                    "order by finished_at, id limit ?",
-                    (sqlite_exchange.CODE[state], now - kept, limit),
-                )
-        return [id for _, id in sorted(found)[:limit]]
+                found += c.execute(KEPT_BY_RULE, (kept, code, now - kept, limit))
+        return [id for _, _, id in sorted(found)[:limit]]
 
     # Operating.
 
@@ -300,8 +312,9 @@ class SQLiteStore(Store):
             rows = c.execute(*sqlite_jobs.select("payload.id, state", selection, after, limit)).fetchall()
             asked = 0
             if change.act is Act.CANCEL:
-                running = [(reason or "cancelled", id) for id, state in rows if state == sqlite_exchange.RUNNING]
-                c.executemany(f"update job set asked = ? where {sqlite_exchange.BY_ID}", running)
+                running = [id for id, state in rows if state == sqlite_exchange.RUNNING]
+                ask = f"update job set asked = ?, asked_seal = ? where {sqlite_exchange.BY_ID}"
+                c.executemany(ask, [(reason or "cancelled", change.seal, id) for id in running])
                 asked = len(running)
             ids = [id for id, state in rows if state in sqlite_jobs.MOVABLE[change.act]]
             sqlite_jobs.move(c, ids, change, reason, now)
@@ -310,6 +323,13 @@ class SQLiteStore(Store):
             failpoint("move.before_commit")
         failpoint("move.after_commit")
         return Moved(len(ids), asked, rows[-1][0] if len(rows) == limit else None)
+
+    def reseal(self, id: bytes, payload: bytes) -> bool:
+        with self._transaction() as c:
+            changed = c.execute(sqlite_jobs.RESEAL, (payload, id)).rowcount
+            failpoint("move.before_commit")
+        failpoint("move.after_commit")
+        return changed == 1
 
     def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
         with self._transaction() as c:
@@ -335,12 +355,12 @@ class SQLiteStore(Store):
 
     # Looking.
 
-    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[Job]:
+    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:
         with self._cursor() as c:
             rows = c.execute(*sqlite_jobs.select(sqlite_jobs.COLUMNS, selection, after, limit))
-            return [Job(**sqlite_jobs.narrow(row)) for row in rows]
+            return [StoredJob(**sqlite_jobs.narrow(row)) for row in rows]
 
-    def job(self, id: bytes) -> Job | None:
+    def job(self, id: bytes) -> StoredJob | None:
         with self._cursor() as c:
             row = c.execute(f"{sqlite_jobs.WIDE} where payload.id = ?", (id,)).fetchone()
             if row is None:
@@ -348,7 +368,7 @@ class SQLiteStore(Store):
             columns = "number, process, started_at, ended_at, failure, spent"
             attempts = c.execute(f"select {columns} from attempt where id = ? order by epoch", (id,)).fetchall()
         failures = tuple(sqlite_jobs.attempt(*attempt) for attempt in attempts)
-        return Job(**sqlite_jobs.narrow(row[:-2]), payload=row[-2], result=row[-1], failures=failures)
+        return StoredJob(**sqlite_jobs.narrow(row[:-2]), payload=row[-2], result=row[-1], failures=failures)
 
     def entries(self, id: bytes) -> list[Entry]:
         with self._cursor() as c:
@@ -395,6 +415,8 @@ class SQLiteStore(Store):
         return SQLiteWatch(self._connections)
 
     def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
+        if (ended := self._ended(ids)) or timeout <= 0:  # opening a watch takes milliseconds
+            return ended
         watch = self.watch(())
         deadline = time.monotonic() + timeout
         try:
@@ -414,8 +436,15 @@ class SQLiteStore(Store):
 
     # The store itself.
 
+    def own_key(self) -> bytes | None:
+        self._ensure_schema()  # which looks at the folder, and makes it
+        return kept_key(self.path)
+
     def exists(self) -> bool:
         return self.path.exists()
+
+    def examine(self) -> list[Finding]:
+        return examine(self.path)
 
     def migrate(self) -> list[str]:
         known = steps("sqlite")

@@ -20,12 +20,13 @@ STATES = list(JobState)
 CODE = {state: number for number, state in enumerate(STATES, 1)}
 SCHEDULED, WAITING, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED = range(1, 8)
 LAST_KEY = (1_000, 0, b"")  # behind every job of a queue
+WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry")
 UNION_TERMS = 400  # SQLite takes at most 500 in one statement
 
 BY_ID = "n = (select n from payload where payload.id = ?)"
 INSERT_PAYLOAD = "insert into payload (n, id, task, body, created_at, tags) values {values} on conflict (id) do nothing"
 INSERT_JOB = "insert into job (n, id, state, queue, rank, order_key, run_at, expires_at, share) values {values}"
-# Most jobs end well, and their statement carries five values a row where the other needs ten.
+# Most jobs end well, and their statement carries five values a row where the other needs thirteen.
 # Both texts must begin with their verb: for `with … update` Python's sqlite3 counts no rows.
 SUCCEED = """
     update job indexed by job_held set
@@ -34,7 +35,8 @@ SUCCEED = """
         claimed_at  = null,
         started_at  = ? - ended.duration,
         finished_at = ?,
-        asked       = null
+        asked       = null,
+        asked_seal  = null
     from (
         select column1 as process, column2 as nonce, column3 as id, column4 as epoch, column5 as duration
         from (values {values})
@@ -53,11 +55,14 @@ FINISH = """
         started_at  = ? - ended.duration,
         finished_at = case when ended.state > 4 then ? end,
         process     = coalesce(ended.owner, job.process),
-        asked       = null
+        strays      = strays + ended.strayed,
+        prune_at    = ended.prune_at,
+        asked       = null,
+        asked_seal  = null
     from (
         select column1 as process, column2 as nonce, column3 as id, column4 as epoch, column5 as state,
                column6 as spent, column7 as lost, column8 as order_key, column9 as run_at, column10 as duration,
-               column11 as owner
+               column11 as owner, column12 as strayed, column13 as prune_at
         from (values {values})
     ) as ended
     where job.id = ended.id and job.state = 4
@@ -68,7 +73,9 @@ STILL_OURS = """
     select job.process, job.nonce, job.id, job.epoch from token join job indexed by job_held on job.id = token.id
     where job.state = 4 and job.process = token.process and job.nonce = token.nonce and job.epoch = token.epoch
 """
-INSERT_ENDING = "insert into ending (id, result, result_error, failure, reason, spent) values {values}"
+INSERT_ENDING = """
+    insert into ending (id, result, result_until, result_error, failure, reason, spent) values {values}
+"""
 INSERT_ATTEMPT = f"""
     insert into attempt (id, epoch, number, process, started_at, ended_at, failure, spent)
     select id, epoch, attempts + 1 - ?, process, ?, ?, ?, ? from job where {BY_ID}
@@ -78,7 +85,7 @@ STARTED = """
     where state = 4 and process = ? and nonce = ? and id = ? and epoch = ? and started_at is null
 """
 ASKED = """
-    select asked, process, nonce, id, epoch from job indexed by job_held
+    select asked, asked_seal, process, nonce, id, epoch from job indexed by job_held
     where state = 4 and process = ? and asked is not null
 """
 NEXT_QUEUE = """
@@ -94,7 +101,7 @@ CLAIM = """
     where state = 3 and queue = ? and (rank, order_key, id) <= (?, ?, ?)
 """
 CLAIM_COLUMNS = """
-    job.process, job.nonce, job.id, job.epoch, task, body, queue, rank, attempts, losses, created_at, expires_at
+    job.process, job.nonce, job.id, job.epoch, task, body, queue, rank, attempts, losses, created_at, expires_at, strays
     from job {index} join payload on payload.id = job.id
 """
 CLAIMED = (
@@ -127,7 +134,10 @@ def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list
         outcomes, refused = _fenced(c, outcomes)
         _write(c, outcomes, now)
     c.execute("release finishing")
-    batched(c, INSERT_ENDING, [_ending_row(outcome) for outcome in outcomes if _has_ending(outcome)])
+    if dropped := [outcome.token.id for outcome in outcomes if outcome.keep == 0 and outcome.state.finished]:
+        delete(c, dropped)
+        outcomes = [outcome for outcome in outcomes if outcome.keep != 0 or not outcome.state.finished]
+    batched(c, INSERT_ENDING, [_ending_row(outcome, now) for outcome in outcomes if _has_ending(outcome)])
     for outcome in outcomes:
         if outcome.failure is not None and not outcome.state.finished:
             began = None if outcome.duration is None else now - outcome.duration
@@ -139,7 +149,7 @@ def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list
 def _heeded(c: sqlite3.Connection, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
     """A job whose end an operator asked for does not come back, whatever its owner made of it."""
     owners = {outcome.token.process for outcome in outcomes if not outcome.state.finished}
-    asked = {Token(*token): reason for owner in owners for reason, *token in c.execute(ASKED, (owner,))}
+    asked = {Token(*token): reason for owner in owners for reason, _, *token in c.execute(ASKED, (owner,))}
     if not asked:
         return outcomes
     return [
@@ -151,11 +161,18 @@ def _heeded(c: sqlite3.Connection, outcomes: Sequence[Outcome]) -> Sequence[Outc
 def _write(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> int:
     well, others = [], []
     for outcome in outcomes:
-        if outcome.state is JobState.SUCCEEDED:
+        if outcome.state is JobState.SUCCEEDED and outcome.keep is None:
             well.append((*outcome.token, outcome.duration))
         else:
             others.append(_finish_row(outcome, now))
     return batched(c, SUCCEED, well, now, now) + batched(c, FINISH, others, now, now)
+
+
+def delete(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
+    rows = [(id,) for id in ids]
+    batched(c, "delete from job where n in (select n from payload where id in (values {values}))", rows)
+    for table in WIDE_TABLES:
+        batched(c, f"delete from {table} where id in (values {{values}})", rows)
 
 
 def take(
@@ -244,7 +261,7 @@ def _wide_row(n: int, job: NewJob, now: int) -> tuple[Any, ...]:
 
 
 def _finish_row(outcome: Outcome, now: int) -> tuple[Any, ...]:
-    order_key = run_at = duration = None
+    order_key = run_at = duration = prune_at = None
     state = CODE[outcome.state]
     if state == SCHEDULED:
         order_key = run_at = now + outcome.delay
@@ -252,7 +269,9 @@ def _finish_row(outcome: Outcome, now: int) -> tuple[Any, ...]:
             state = READY
     elif state > RUNNING:
         duration = outcome.duration
-    return (*outcome.token, state, outcome.spent, outcome.lost, order_key, run_at, duration, outcome.owner)
+        prune_at = None if outcome.keep is None else now + outcome.keep
+    ended = (*outcome.token, state, outcome.spent, outcome.lost, order_key, run_at, duration)
+    return (*ended, outcome.owner, outcome.strayed, prune_at)
 
 
 def _fenced(c: sqlite3.Connection, outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Token]]:
@@ -286,9 +305,10 @@ def _has_ending(outcome: Outcome) -> bool:
     )
 
 
-def _ending_row(outcome: Outcome) -> tuple[Any, ...]:
-    token = outcome.token
-    return (token.id, outcome.result, outcome.result_error, outcome.failure, outcome.reason, outcome.spent)
+def _ending_row(outcome: Outcome, now: int) -> tuple[Any, ...]:
+    until = None if outcome.result_ttl is None or outcome.result is None else now + outcome.result_ttl
+    row = (outcome.token.id, outcome.result, until, outcome.result_error, outcome.failure, outcome.reason)
+    return (*row, outcome.spent)
 
 
 def _nth_ready(c: sqlite3.Connection, names: Sequence[str], n: int) -> tuple[int, int, bytes]:
@@ -306,6 +326,6 @@ def _nth_ready(c: sqlite3.Connection, names: Sequence[str], n: int) -> tuple[int
 
 
 def as_claim(row: Sequence[Any]) -> Claim:
-    process, nonce, id, epoch, task, body, queue, rank, attempts, losses, created_at, expires_at = row
+    process, nonce, id, epoch, task, body, queue, rank, attempts, losses, created_at, expires_at, strays = row
     token = Token(process, nonce, id, epoch)
-    return Claim(token, task, body, queue, -rank, attempts, losses, created_at, expires_at)
+    return Claim(token, task, body, queue, -rank, attempts, losses, created_at, expires_at, strays)

@@ -10,7 +10,7 @@ from typing import Any
 
 from packhorse.clock import to_datetime
 from packhorse.ids import to_text
-from packhorse.job import Attempt, Failure
+from packhorse.job import StoredAttempt
 from packhorse.stores.contract import Act, Change, Selection
 from packhorse.stores.sqlite_exchange import (
     BY_ID,
@@ -23,7 +23,7 @@ from packhorse.stores.sqlite_exchange import (
     STATES,
     SUCCEEDED,
     WAITING,
-    batched,
+    delete,
 )
 
 COLUMNS = """
@@ -34,6 +34,7 @@ VIEW = """
     from payload join job on job.n = payload.n and job.id = payload.id left join ending on ending.id = payload.id
 """
 WIDE = f"select {COLUMNS}, body, result {VIEW}"
+RESEAL = "update payload set body = ? where id = ? and n in (select n from job where state in (6, 7) and n = payload.n)"
 # A partial index serves only a query that repeats its condition to the letter.
 INDEXES = (
     ({SUCCEEDED, FAILED, CANCELLED}, "job_to_prune", "state > 4"),
@@ -41,7 +42,6 @@ INDEXES = (
     ({READY}, "job_to_claim", "state = 3"),
     ({SCHEDULED}, "job_to_promote", "state = 1"),
 )
-WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry")
 
 MOVABLE = {
     Act.CANCEL: {SCHEDULED, WAITING, READY},
@@ -72,8 +72,8 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
             )
             c.executemany("delete from ending where id = ?", one)
             c.executemany(
-                "update job set state = 3, attempts = 0, losses = 0, order_key = ?, epoch = epoch + 1, "
-                f"started_at = null, finished_at = null, expires_at = null where {BY_ID}",
+                "update job set state = 3, attempts = 0, losses = 0, strays = 0, order_key = ?, epoch = epoch + 1, "
+                f"started_at = null, finished_at = null, prune_at = null, expires_at = null where {BY_ID}",
                 [(now, id) for id in ids],
             )
         case Act.RUN_NOW:
@@ -88,13 +88,6 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
                 f"update job set queue = coalesce(?, queue), rank = coalesce(?, rank), epoch = epoch + 1 where {BY_ID}",
                 [(change.queue, rank, id) for id in ids],
             )
-
-
-def delete(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
-    rows = [(id,) for id in ids]
-    batched(c, "delete from job where n in (select n from payload where id in (values {values}))", rows)
-    for table in WIDE_TABLES:
-        batched(c, f"delete from {table} where id in (values {{values}})", rows)
 
 
 def select(columns: str, selection: Selection, after: bytes | None, limit: int) -> tuple[str, list[Any]]:
@@ -117,11 +110,22 @@ def select(columns: str, selection: Selection, after: bytes | None, limit: int) 
         ("task", selection.tasks),
     ):
         if allowed is not None:
-            conditions.append(f"{column} in ({', '.join('?' * len(allowed))})")
+            within = f"{column} in ({', '.join('?' * len(allowed))})"
+            # In an analyzed database SQLite would rather go through all that finished than through those of a state.
+            conditions.append(f"unlikely({within})" if column == "state" else within)
             parameters += allowed
     if selection.tags is not None:
         conditions.append(f"payload.id in (select id from tag where name in ({', '.join('?' * len(selection.tags))}))")
         parameters += selection.tags
+    for condition, bound in (
+        ("created_at >= ?", selection.created_from),
+        ("created_at < ?", selection.created_before),
+        ("finished_at >= ?", selection.finished_from),
+        ("finished_at < ?", selection.finished_before),
+    ):
+        if bound is not None:
+            conditions.append(condition)
+            parameters.append(bound)
     if after is not None:
         conditions.append("payload.id > ?")
         parameters.append(after)
@@ -151,13 +155,13 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
         "share": share,
         "tags": tuple(json.loads(tags)) if tags else (),
         "reason": reason,
-        "failure": Failure.decode(failure) if failure is not None else None,
+        "failure": failure,
         "result_error": result_error,
     }
 
 
-def attempt(number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: int) -> Attempt:
-    return Attempt(number, to_text(process), moment(began), to_datetime(ended), Failure.decode(failure), bool(spent))
+def attempt(number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: int) -> StoredAttempt:
+    return StoredAttempt(number, to_text(process), moment(began), to_datetime(ended), failure, bool(spent))
 
 
 def moment(microseconds: int | None) -> datetime | None:

@@ -12,6 +12,7 @@ create table job (
     epoch       integer not null default 0,     -- raised by every claim and every forced release, never reset
     attempts    integer not null default 0,
     losses      integer not null default 0,
+    strays      integer not null default 0,     -- how often it came to a worker that does not know its task
     run_at      integer,
     expires_at  integer,
     share       text,
@@ -20,13 +21,15 @@ create table job (
     claimed_at  integer,
     started_at  integer,
     finished_at integer,
-    asked       text                            -- an operator wants the running job to end, and why
+    prune_at    integer,                        -- where the rule for its state does not count
+    asked       text,                           -- an operator wants the running job to end, and why
+    asked_seal  blob
 );
 
 create index job_to_claim   on job (queue, rank, order_key, id)  where state = 3;
 create index job_to_promote on job (order_key, id)               where state = 1;
 create index job_held       on job (process, nonce, id)          where state = 4;
-create index job_to_prune   on job (state, finished_at, id)      where state > 4;
+create index job_to_prune   on job (state, prune_at, finished_at, id) where state > 4;
 
 create table payload (
     id         blob    not null primary key,
@@ -37,15 +40,17 @@ create table payload (
     tags       text                             -- a JSON list; the rows of tag serve look-ups
 ) without rowid;
 
-
 create table ending (
     id           blob not null primary key,
     result       blob,
+    result_until integer,
     result_error text,
     failure      blob,
     reason       text,
     spent        integer not null
 );
+
+create index ending_result_until on ending (result_until, id) where result_until is not null;
 
 -- Attempts that did not succeed; the last one of a finished job lives in its ending.
 create table attempt (

@@ -6,7 +6,7 @@ from packhorse.clock import SECOND, ManualClock
 from packhorse.job import JobState
 from packhorse.stores import Store
 from packhorse.stores.contract import Beaten
-from tests.contract.helpers import Worker, id_of, insert, look, names, new_nonce, released, state, succeeded
+from packhorse.testing.contract.helpers import Worker, id_of, insert, look, names, new_nonce, released, state, succeeded
 
 
 def test_a_lease_lasts_as_long_as_enrolled(store: Store, clock: ManualClock):

@@ -8,10 +8,11 @@ from typing import Any
 
 from packhorse.clock import SECOND, Clock, to_datetime
 from packhorse.ids import to_text
-from packhorse.job import Attempt, Claim, Failure, Job, JobState, NewJob, Token
+from packhorse.job import Claim, JobState, NewJob, StoredAttempt, StoredJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 from packhorse.stores.contract import (
+    RESULT_PRUNED,
     Act,
     Audit,
     Beaten,
@@ -41,7 +42,7 @@ class Model:
         # The places. A job that is known stands in exactly one of them.
         self.scheduled: set[bytes] = set()
         self.ready: set[bytes] = set()
-        self.running: dict[bytes, Facts] = {}  # token, claimed_at, started_at, asked
+        self.running: dict[bytes, Facts] = {}  # token, claimed_at, started_at, asked, seal
         self.finished: dict[bytes, Facts] = {}  # state, finished_at, started_at, process, result, failure and so on
         self.members: dict[bytes, Facts] = {}  # info, started_at, lease, until, boot
         self.paused: dict[str, tuple[int | None, str, str]] = {}
@@ -89,6 +90,7 @@ class Model:
                     "epoch": 0,
                     "attempts": 0,
                     "losses": 0,
+                    "strays": 0,
                     "rows": [],
                     "entries": {},
                 }
@@ -123,7 +125,7 @@ class Model:
             self.facts[id]["epoch"] += 1
             token = Token(process, nonce, id, self.facts[id]["epoch"])
             started_at = now if number < starting else None
-            self.running[id] = {"token": token, "claimed_at": now, "started_at": started_at, "asked": None}
+            self.running[id] = {"token": token, "claimed_at": now, "started_at": started_at, "asked": None, "seal": b""}
             claims.append(self._claim(token))
         if alive and (outcomes or started or claims):
             self._prolong(process)
@@ -138,6 +140,9 @@ class Model:
         if asked is not None and outcome.state in (JobState.READY, JobState.SCHEDULED):
             outcome = outcome._replace(state=JobState.CANCELLED, reason=asked)
         self._take_away(token.id)
+        facts["attempts"] += 1 if outcome.spent else 0
+        facts["losses"] += 1 if outcome.lost else 0
+        facts["strays"] += 1 if outcome.strayed else 0
         began = None if outcome.duration is None else now - outcome.duration
         if outcome.state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED):
             self.finished[token.id] = {
@@ -150,18 +155,22 @@ class Model:
                 "failure": outcome.failure,
                 "reason": outcome.reason,
                 "spent": outcome.spent,
+                "prune_at": None if outcome.keep is None else now + outcome.keep,
+                "result_until": None,
             }
+            if outcome.result is not None and outcome.result_ttl is not None:
+                self.finished[token.id]["result_until"] = now + outcome.result_ttl
+            if outcome.keep == 0:
+                self._forget(token.id)
         else:
             if outcome.failure is not None:
-                facts["rows"].append(
-                    (facts["attempts"] + 1, outcome.owner or token.process, began, now, outcome.failure, outcome.spent)
-                )
+                number = facts["attempts"] + (0 if outcome.spent else 1)
+                owner = outcome.owner or token.process
+                facts["rows"].append((number, owner, began, now, outcome.failure, outcome.spent))
             if outcome.state is JobState.SCHEDULED:
                 facts["run_at"] = facts["order_key"] = now + outcome.delay
             comes_later = outcome.state is JobState.SCHEDULED and outcome.delay > 0
             (self.scheduled if comes_later else self.ready).add(token.id)
-        facts["attempts"] += 1 if outcome.spent else 0
-        facts["losses"] += 1 if outcome.lost else 0
 
     def _in_order(self, queues: Selected, now: int) -> list[bytes]:
         """The ready jobs that can be claimed, each under the first entry that serves its queue."""
@@ -177,14 +186,14 @@ class Model:
         facts = self.facts[token.id]
         new = facts["new"]
         counters = facts["attempts"], facts["losses"], facts["created_at"], facts["expires_at"]
-        return Claim(token, new.task, new.payload, facts["queue"], facts["priority"], *counters)
+        return Claim(token, new.task, new.payload, facts["queue"], facts["priority"], *counters, facts["strays"])
 
     def beat(self, processes: Collection[bytes]) -> Beaten:
         dead = [process for process in processes if not self._lives(process)]
         for process in set(processes) - set(dead):
             self._prolong(process)
         orders = [
-            Order(OrderKind.CANCEL, held["token"], held["asked"])
+            Order(OrderKind.CANCEL, held["token"], held["asked"], held["seal"])
             for held in self.running.values()
             if held["asked"] is not None and held["token"].process in processes
         ]
@@ -264,15 +273,24 @@ class Model:
             JobState.FAILED: retention.failed,
             JobState.CANCELLED: retention.cancelled,
         }
+        now = self.clock.now()
         old = []
         for id, ending in self.finished.items():
-            kept = times[ending["state"]]
-            if kept is not None and self.clock.now() >= ending["finished_at"] + kept:
-                old.append((ending["finished_at"], id))
+            due, kept = ending["prune_at"], times[ending["state"]]
+            if due is None and kept is not None:
+                due = ending["finished_at"] + kept
+            if due is not None and due <= now:
+                old.append((due, ending["finished_at"], id))
         chosen = sorted(old)[:limit]
-        for _, id in chosen:
+        for *_, id in chosen:
             self._forget(id)
-        return len(chosen)
+        timed = [
+            (ending["result_until"], id) for id, ending in self.finished.items() if ending["result_until"] is not None
+        ]
+        stale = sorted((until, id) for until, id in timed if until <= now)[:limit]
+        for _, id in stale:
+            self.finished[id].update(result=None, result_until=None, result_error=RESULT_PRUNED)
+        return len(chosen) + len(stale)
 
     # Operating.
 
@@ -290,7 +308,7 @@ class Model:
         moved = asked = 0
         for id in seen:
             if change.act is Act.CANCEL and id in self.running:
-                self.running[id]["asked"] = reason or "cancelled"
+                self.running[id].update(asked=reason or "cancelled", seal=change.seal)
                 asked += 1
             elif self._allows(change.act, id):
                 self._act(id, change, reason)
@@ -325,7 +343,8 @@ class Model:
             facts["order_key"] = now
         elif change.act is Act.CANCEL:
             self._take_away(id)
-            self.finished[id] = dict.fromkeys(("started_at", "process", "result", "result_error", "failure"), None) | {
+            unknown = ("started_at", "process", "result", "result_error", "failure", "prune_at", "result_until")
+            self.finished[id] = dict.fromkeys(unknown) | {
                 "state": JobState.CANCELLED,
                 "finished_at": now,
                 "reason": reason or "cancelled",
@@ -339,10 +358,16 @@ class Model:
                 facts["rows"].append((number, ending["process"], *times, ending["failure"], ending["spent"]))
             self._take_away(id)
             self.ready.add(id)
-            facts.update(attempts=0, losses=0, order_key=now, expires_at=None)
+            facts.update(attempts=0, losses=0, strays=0, order_key=now, expires_at=None)
 
-    def pause(self, queue: str, until: int | None, actor: str, reason: str) -> None:
-        self.paused[queue] = (until, reason, actor)
+    def reseal(self, id: bytes, payload: bytes) -> bool:
+        if id not in self.facts or self.place(id) not in (JobState.FAILED, JobState.CANCELLED):
+            return False
+        self.facts[id]["new"] = self.facts[id]["new"]._replace(payload=payload)
+        return True
+
+    def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
+        self.paused[queue] = (until if length is None else self.clock.now() + length, reason, actor)
         self.acts.append(Audit(self.clock.now(), actor, "pause", reason, 0))
 
     def resume(self, queue: str, actor: str, reason: str) -> bool:
@@ -368,31 +393,35 @@ class Model:
                 selection.queues is None or facts["queue"] in selection.queues,
                 selection.tasks is None or new.task in selection.tasks,
                 selection.tags is None or any(tag in selection.tags for tag in new.tags),
+                _is_between(selection.created_from, facts["created_at"], selection.created_before),
+                _is_between(selection.finished_from, self._finished_at(id), selection.finished_before),
             ]
             if all(matches):
                 found.append(id)
         return sorted(found)
 
-    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[Job]:
+    def _finished_at(self, id: bytes) -> int | None:
+        return self.finished[id]["finished_at"] if id in self.finished else None
+
+    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:
         return [self._view(id, {}) for id in self._selected(selection, after)[:limit]]
 
-    def job(self, id: bytes) -> Job | None:
+    def job(self, id: bytes) -> StoredJob | None:
         if id not in self.facts:
             return None
         rows = tuple(
-            Attempt(number, to_text(process), _time(began), to_datetime(ended), Failure.decode(failure), spent)
+            StoredAttempt(number, to_text(process), _time(began), to_datetime(ended), failure, spent)
             for number, process, began, ended, failure, spent in self.facts[id]["rows"]
         )
         result = self.finished[id]["result"] if id in self.finished else None
         return self._view(id, {"payload": self.facts[id]["new"].payload, "failures": rows, "result": result})
 
-    def _view(self, id: bytes, wide: Facts) -> Job:
+    def _view(self, id: bytes, wide: Facts) -> StoredJob:
         facts = self.facts[id]
         new = facts["new"]
         held, ending = self.running.get(id), self.finished.get(id)
         process = held["token"].process if held else ending["process"] if ending else None
-        failure = ending["failure"] if ending else None
-        return Job(
+        return StoredJob(
             id=to_text(id),
             task=new.task,
             state=self.place(id),
@@ -409,7 +438,7 @@ class Model:
             process=to_text(process) if process else None,
             share=new.share,
             tags=new.tags,
-            failure=Failure.decode(failure) if failure is not None else None,
+            failure=ending["failure"] if ending else None,
             reason=ending["reason"] if ending else None,
             result_error=ending["result_error"] if ending else None,
             **wide,
@@ -444,6 +473,13 @@ class Model:
 
     def audit(self, limit: int = 100) -> list[Audit]:
         return list(reversed(self.acts[-limit:]))
+
+
+def _is_between(begin: int | None, moment: int | None, end: int | None) -> bool:
+    """A moment that never came lies between no two others."""
+    if begin is None and end is None:
+        return True
+    return moment is not None and (begin is None or moment >= begin) and (end is None or moment < end)
 
 
 def _time(microseconds: int | None) -> Any:

@@ -8,17 +8,13 @@ from packhorse.job import JobState, Token
 from packhorse.queues import EVERYTHING
 from packhorse.stores import Store
 from packhorse.stores.contract import Act, Change, Entry, ProcessInfo, Retention, Selection
-from tests.contract.helpers import id_of, insert, job, released, state
-
-NewStore = Callable[[], Store]
+from packhorse.testing.contract.helpers import id_of, insert, job, released, state
 
 
-def test_migrating_twice_does_nothing_more(new_store: NewStore):
+def test_migrating_twice_does_nothing_more(store: Store):
     """The first time brings the schema up to date, the second finds it so."""
-    store = new_store()
-    first = store.migrate()
+    store.migrate()
     version = store.schema_version()
-    assert version == len(first)
     assert store.migrate() == []
     assert store.schema_version() == version
 
@@ -45,6 +41,7 @@ FIRST_USES: dict[str, Callable[[Store], object]] = {
     "adopt": lambda store: store.adopt(SOMEONE, 1, 5),
     "prune": lambda store: store.prune(Retention(0, 0, 0), 5),
     "move": lambda store: store.move(Selection(), Change(Act.RETRY), "ann", ""),
+    "reseal": lambda store: store.reseal(id_of("a"), b"again"),
     "pause": lambda store: store.pause("mail", None, "ann", ""),
     "resume": lambda store: store.resume("mail", "ann", ""),
     "jobs": lambda store: store.jobs(Selection()),
@@ -55,6 +52,8 @@ FIRST_USES: dict[str, Callable[[Store], object]] = {
     "audit": lambda store: store.audit(),
     "watch": lambda store: store.watch(EVERYTHING).close(),
     "wait_jobs": lambda store: store.wait_jobs([id_of("a")], 0),
+    "own_key": lambda store: store.own_key(),
+    "exists": lambda store: store.exists(),
     "schema_version": lambda store: store.schema_version(),
     "migrate": lambda store: store.migrate(),
     "close": lambda store: store.close(),
@@ -62,9 +61,8 @@ FIRST_USES: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("use", FIRST_USES.values(), ids=FIRST_USES.keys())
-def test_anything_may_come_first(new_store: NewStore, use: Callable[[Store], object]):
+def test_anything_may_come_first(store: Store, use: Callable[[Store], object]):
     """A store nobody has used yet can be used in any way; it prepares itself."""
-    store = new_store()
     use(store)
     insert(store, "b")
     assert state(store, "b") is JobState.READY

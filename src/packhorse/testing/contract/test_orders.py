@@ -6,7 +6,8 @@ from packhorse.clock import SECOND, ManualClock
 from packhorse.job import JobState
 from packhorse.stores import Store
 from packhorse.stores.contract import Act, Beaten, Change, Order, OrderKind, Selection
-from tests.contract.helpers import (
+from packhorse.testing.contract.behind import leftovers
+from packhorse.testing.contract.helpers import (
     Worker,
     cancelled,
     id_of,
@@ -28,7 +29,7 @@ def test_the_owner_is_asked(store: Store, worker: Worker, other: Worker):
     claim = worker.claim_one()
     assert move(store, Act.CANCEL, "a") == (0, 1, None)
     assert other.beat() == Beaten([], [])
-    assert worker.beat() == Beaten([], [Order(OrderKind.CANCEL, claim.token, "because")])
+    assert worker.beat() == Beaten([], [Order(OrderKind.CANCEL, claim.token, "because", b"")])
 
 
 def test_an_order_is_repeated(store: Store, worker: Worker, clock: ManualClock):
@@ -70,12 +71,37 @@ def test_an_order_without_a_reason_says_something(store: Store, worker: Worker):
 
 
 def test_the_last_reason_counts(store: Store, worker: Worker):
-    """Asking twice is one order."""
+    """Asking twice is one order, with the reason and the seal of the second."""
     insert(store, "a")
     worker.claim_one()
-    for reason in ("first", "second"):
-        store.move(Selection(ids=[id_of("a")]), Change(Act.CANCEL), "ann", reason)
-    assert [order.reason for order in worker.beat().orders] == ["second"]
+    for reason, seal in (("first", b"sealed"), ("second", b"sealed anew"), ("third", b"")):
+        store.move(Selection(ids=[id_of("a")]), Change(Act.CANCEL, seal=seal), "ann", reason)
+        assert [(order.reason, order.seal) for order in worker.beat().orders] == [(reason, seal)]
+
+
+def test_the_owner_sees_the_seal(store: Store, worker: Worker):
+    """Byte for byte, with the order of each job that was asked for in one act, and at every beat."""
+    insert(store, "a", "b")
+    worker.claim()
+    seal = bytes(range(256))
+    store.move(Selection(), Change(Act.CANCEL, seal=seal), "ann", "")
+    for _ in range(2):
+        assert [order.seal for order in worker.beat().orders] == [seal, seal]
+
+
+def test_a_seal_ends_with_its_order(store: Store, worker: Worker):
+    """A job that was retried and is asked for again, by somebody without a seal, has none."""
+    insert(store, "a")
+    worker.claim_one()
+    store.move(Selection(), Change(Act.CANCEL, seal=b"sealed"), "ann", "")
+    store.leave(worker.id)
+    assert leftovers(store) == []
+    worker.enroll()
+    move(store, Act.RETRY, "a")
+    worker.claim_one()
+    assert worker.beat().orders == []
+    move(store, Act.CANCEL, "a")
+    assert [order.seal for order in worker.beat().orders] == [b""]
 
 
 @pytest.mark.parametrize("delay", [None, 0, SECOND])
@@ -104,8 +130,8 @@ def test_an_order_goes_with_an_adopted_job(store: Store, worker: Worker, other: 
     """Whoever takes a running job over hears what was asked of its owner."""
     insert(store, "a")
     worker.claim_one()
-    move(store, Act.CANCEL, "a")
+    store.move(Selection(), Change(Act.CANCEL, seal=b"sealed"), "ann", "because")
     [orphan] = store.adopt(other.id, new_nonce(), 10, dead=[worker.id])
-    assert other.beat().orders == [Order(OrderKind.CANCEL, orphan.claim.token, "because")]
+    assert other.beat().orders == [Order(OrderKind.CANCEL, orphan.claim.token, "because", b"sealed")]
     other.finish(cancelled(orphan.claim))
     assert names(other.claim()) == []

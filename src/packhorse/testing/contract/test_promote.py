@@ -4,7 +4,7 @@ from packhorse.clock import SECOND, ManualClock
 from packhorse.job import JobState
 from packhorse.stores import Store
 from packhorse.stores.contract import Promoted
-from tests.contract.helpers import Worker, everything, insert, job, names, state, states
+from packhorse.testing.contract.helpers import Worker, everything, insert, job, names, state, states
 
 
 def test_nothing_scheduled(store: Store):
@@ -45,6 +45,16 @@ def test_the_limit_takes_the_earliest(store: Store, clock: ManualClock):
     assert store.promote(2) == Promoted(2, 0)
     assert state(store, "c") is JobState.SCHEDULED
     assert store.promote(2) == Promoted(1, None)
+
+
+def test_promoting_nothing(store: Store, clock: ManualClock):
+    """Promoting nothing changes nothing, and still says that something is due."""
+    insert(store, job("a", delay=SECOND), job("b", delay=9 * SECOND))
+    assert store.promote(0) == Promoted(0, SECOND)
+    clock.advance(5)
+    before = everything(store)
+    assert store.promote(0) == Promoted(0, 0)
+    assert everything(store) == before
 
 
 def test_the_id_decides_among_those_of_one_moment(store: Store, clock: ManualClock):

@@ -1,13 +1,16 @@
 """What anyone can see: jobs, queues, processes, the audit."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from packhorse.clock import SECOND, ManualClock
 from packhorse.ids import to_text
 from packhorse.job import JobState
 from packhorse.stores import Store
-from packhorse.stores.contract import Act, Change, ProcessInfo, ProcessView, QueueCounts, Selection
-from tests.contract.helpers import (
+from packhorse.stores.contract import Act, Change, Moved, ProcessInfo, ProcessView, QueueCounts, Selection
+from packhorse.testing.contract.helpers import (
     FAILURE,
     Worker,
     cancelled,
@@ -102,6 +105,76 @@ def many(store: Store, worker: Worker) -> None:
 def test_every_given_field_must_match(store: Store, selection: Selection, found: str):
     """A selection narrows by state, queue, task, tag and id; of several values in a field one must fit."""
     assert names(store.jobs(selection)) == list(found)
+
+
+@pytest.fixture
+def over_time(store: Store, worker: Worker, clock: ManualClock) -> int:
+    """Jobs created at seconds 0, 2 and 4, of which two finished at 5 and 7; d has not. When it began."""
+    began = clock.now()
+    for name in "abd":
+        insert(store, name)
+        clock.advance(2)
+    a, b = worker.claim(2)
+    clock.advance(-1)
+    worker.finish(failed(a))
+    clock.advance(2)
+    worker.finish(succeeded(b))
+    return began
+
+
+@pytest.mark.parametrize(
+    ("bounds", "found"),
+    [
+        ({"created_from": 2}, "bd"),
+        ({"created_from": 2.000_001}, "d"),
+        ({"created_before": 2}, "a"),
+        ({"created_before": 2.000_001}, "ab"),
+        ({"created_from": 2, "created_before": 4}, "b"),
+        ({"created_from": 4, "created_before": 4}, ""),
+        ({"created_from": 4, "created_before": 2}, ""),
+        ({"created_from": -100, "created_before": 100}, "abd"),
+        ({"finished_from": 5}, "ab"),
+        ({"finished_from": 5.000_001}, "b"),
+        ({"finished_before": 7}, "a"),
+        ({"finished_before": 7.000_001}, "ab"),
+        ({"finished_from": 5, "finished_before": 7}, "a"),
+        ({"finished_from": -100}, "ab"),
+        ({"finished_before": 100}, "ab"),
+        ({"created_from": 1, "finished_before": 100}, "b"),
+        ({"created_before": 1, "finished_from": 6}, ""),
+    ],
+    ids=str,
+)
+def test_a_selection_by_time(store: Store, over_time: int, bounds: dict[str, float], found: str):
+    """From a moment on, before a moment, or both; what has not finished has no such moment and is never between."""
+    times: dict[str, Any] = {bound: over_time + round(seconds * SECOND) for bound, seconds in bounds.items()}
+    assert names(store.jobs(Selection(**times))) == list(found)
+
+
+def test_times_narrow_like_any_field(store: Store, over_time: int):
+    """Together with ids, states, queues and a place to go on from."""
+    finished = Selection(finished_from=over_time)
+    assert names(store.jobs(finished, id_of("a"))) == ["b"]
+    assert names(store.jobs(finished, limit=1)) == ["a"]
+    for state, found in {JobState.FAILED: ["a"], JobState.SUCCEEDED: ["b"], JobState.READY: []}.items():
+        assert names(store.jobs(replace(finished, states=[state]))) == found
+    assert names(store.jobs(Selection(ids=[id_of("b"), id_of("d")], created_from=over_time + 3 * SECOND))) == ["d"]
+    assert names(store.jobs(Selection(queues=["mail"], created_from=over_time))) == []
+
+
+def test_an_act_on_a_selection_by_time(store: Store, over_time: int):
+    """Acts reach what pages show, in pages of their own."""
+    long_ago = Selection(created_before=over_time + 3 * SECOND)
+    moved = store.move(long_ago, Change(Act.DISCARD), "ann", "", limit=1)
+    assert moved == Moved(1, 0, id_of("a"))
+    assert store.move(long_ago, Change(Act.DISCARD), "ann", "", after=moved.after) == Moved(1, 0, None)
+    assert names(store.jobs(Selection())) == ["d"]
+
+
+def test_a_retried_job_has_not_finished(store: Store, over_time: int):
+    """Its old end is no moment any more."""
+    move(store, Act.RETRY, "a")
+    assert names(store.jobs(Selection(finished_from=0))) == ["b"]
 
 
 @pytest.mark.usefixtures("many")

@@ -6,7 +6,7 @@ from packhorse.clock import SECOND, ManualClock, to_datetime
 from packhorse.job import JobState
 from packhorse.stores import Store
 from packhorse.stores.contract import Pause, QueueCounts
-from tests.contract.helpers import Worker, insert, job, names, state, succeeded
+from packhorse.testing.contract.helpers import Worker, insert, job, names, state, succeeded
 
 each_way_to_ask = pytest.mark.parametrize("queues", ["mail", "mail*", "*", "x,mail", "mail,*"])
 

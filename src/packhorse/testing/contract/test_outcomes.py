@@ -6,17 +6,19 @@ import pytest
 
 from packhorse.clock import SECOND, ManualClock
 from packhorse.ids import to_text
-from packhorse.job import Attempt, Claim, Job, JobState
+from packhorse.job import Claim, JobState, StoredAttempt, StoredJob
 from packhorse.outcome import Outcome
 from packhorse.stores import Store
-from packhorse.stores.contract import Act
-from tests.contract.helpers import (
+from packhorse.stores.contract import Act, Entry, Selection
+from packhorse.testing.contract.behind import leftovers
+from packhorse.testing.contract.helpers import (
     FAILURE,
     LOST,
     OTHER_FAILURE,
     Worker,
     cancelled,
     failed,
+    id_of,
     insert,
     job,
     look,
@@ -29,6 +31,8 @@ from tests.contract.helpers import (
     retried,
     snoozed,
     state,
+    states,
+    strayed,
     succeeded,
 )
 
@@ -40,7 +44,7 @@ def test_success_with_a_result(store: Store, worker: Worker, clock: ManualClock)
     clock.advance(5)
     assert worker.finish(succeeded(claim, b"42", duration=3 * SECOND)) == []
     found = look(store, "a")
-    assert found == Job(
+    assert found == StoredJob(
         id=found.id,
         task="birds.count",
         state=JobState.SUCCEEDED,
@@ -118,7 +122,9 @@ def test_a_retry_now(store: Store, worker: Worker, clock: ManualClock):
     assert (found.state, found.attempts, found.failure) == (JobState.READY, 1, None)
     assert (found.run_at, found.claimed_at, found.started_at, found.finished_at) == (now(clock), None, None, None)
     assert found.process is None
-    assert found.failures == (Attempt(1, to_text(worker.id), now(clock, plus=-2), now(clock), FAILURE, spent=True),)
+    assert found.failures == (
+        StoredAttempt(1, to_text(worker.id), now(clock, plus=-2), now(clock), FAILURE, spent=True),
+    )
     assert worker.claim_one().attempts == 1
 
 
@@ -257,3 +263,109 @@ def test_outcomes_of_any_number(store: Store, worker: Worker, size: int):
     assert [look(store, f"{number:04}").attempts for number in range(size)] == [
         [1, 1, 1, 0][number % 4] for number in range(size)
     ]
+
+
+# Jobs that came to a worker that does not know their task.
+
+
+def test_a_stray_comes_back_and_is_counted(store: Store, worker: Worker, clock: ManualClock):
+    """It spends nothing and leaves no row; the next claim tells how often it happened."""
+    insert(store, "a")
+    for number in range(3):
+        claim = worker.claim_one()
+        assert (claim.strays, claim.attempts, claim.losses) == (number, 0, 0)
+        worker.finish(strayed(claim, 5 * SECOND))
+        assert (state(store, "a"), look(store, "a").run_at) == (JobState.SCHEDULED, now(clock, plus=5))
+        clock.advance(5)
+        store.promote(1)
+    assert (look(store, "a").attempts, look(store, "a").failures) == (0, ())
+
+
+def test_other_endings_leave_the_strays_alone(store: Store, worker: Worker):
+    """Once it found its worker, a job keeps the count through retries, releases, losses and adoption."""
+    insert(store, "a")
+    worker.finish(strayed(worker.claim_one()))
+    for ending in (retried, released, lost, lambda claim: snoozed(claim, 0)):
+        claim = worker.claim_one()
+        assert claim.strays == 1
+        worker.finish(ending(claim))
+    worker.claim_one()
+    heir = Worker(store, "heir")
+    [orphan] = store.adopt(heir.id, 99, 1, dead=[worker.id])
+    assert orphan.claim.strays == 1
+
+
+def test_an_operators_retry_forgets_the_strays(store: Store, worker: Worker):
+    """A job that nobody knew begins anew with all the patience there is."""
+    insert(store, "a")
+    worker.finish(strayed(worker.claim_one()))
+    worker.finish(failed(worker.claim_one(), spent=False))
+    move(store, Act.RETRY, "a")
+    assert worker.claim_one().strays == 0
+
+
+# Jobs that are not kept.
+
+each_finished = pytest.mark.parametrize("ending", [succeeded, failed, cancelled])
+
+
+@each_finished
+def test_a_job_that_is_not_kept_is_gone_at_once(store: Store, worker: Worker, ending: Callable[[Claim], Outcome]):
+    """With its tags, attempts, entries and ending, in the stroke that ends it; others stay."""
+    insert(store, job("a", tags=("x",), priority=1), job("b", tags=("x",)))
+    claim = worker.claim_one()
+    store.record(claim.token, [Entry("step", "x", b"1")])
+    worker.finish(retried(claim))
+    again = worker.claim_one()
+    assert worker.finish(ending(again)._replace(keep=0, result=b"42", result_ttl=SECOND)) == []
+    assert store.job(id_of("a")) is None
+    assert store.entries(id_of("a")) == []
+    assert names(store.jobs(Selection(tags=["x"]))) == ["b"]
+    assert worker.holds == []
+    assert leftovers(store) == []
+    assert worker.finish(ending(again)) == [again.token]
+
+
+def test_a_job_that_was_not_kept_may_come_again(store: Store, worker: Worker):
+    """Its id is unknown, so it is new, and nothing of the old job is found with it."""
+    insert(store, job("a", tags=("old",)))
+    worker.finish(succeeded(worker.claim_one(), b"42")._replace(keep=0))
+    insert(store, job("a", payload=b"again"))
+    found = look(store, "a")
+    assert (found.state, found.payload, found.result, found.tags) == (JobState.READY, b"again", None, ())
+    assert worker.finish(succeeded(worker.claim_one())) == []
+
+
+@pytest.mark.parametrize("ending", [retried, released, lambda claim: retried(claim, SECOND)])
+def test_only_finished_jobs_go(store: Store, worker: Worker, ending: Callable[[Claim], Outcome]):
+    """An outcome that brings the job back keeps it, whatever it says of keeping."""
+    insert(store, "a")
+    worker.finish(ending(worker.claim_one())._replace(keep=0))
+    assert state(store, "a") in (JobState.READY, JobState.SCHEDULED)
+
+
+@pytest.mark.parametrize("size", [1, 5, 70, 300])
+def test_kept_and_not_kept_in_one_exchange(store: Store, worker: Worker, size: int):
+    """Each outcome of a batch says for itself whether its job is kept."""
+    insert(store, *(f"{number:04}" for number in range(size)))
+    claims = worker.claim(size)
+    keep = (None, 0, 60 * SECOND)
+    kinds: list[Callable[[Claim], Outcome]] = [succeeded, failed]
+    outcomes = [kinds[number % 2](claim)._replace(keep=keep[number % 3]) for number, claim in enumerate(claims)]
+    assert worker.finish(*outcomes) == []
+    expected = {f"{number:04}": (JobState.SUCCEEDED, JobState.FAILED)[number % 2] for number in range(size)}
+    assert states(store) == {name: state for name, state in expected.items() if int(name) % 3 != 1}
+    assert {look(store, name).attempts for name in states(store)} == {1}
+    assert leftovers(store) == []
+
+
+def test_what_keeps_a_job_changes_nothing_else(store: Store, worker: Worker, clock: ManualClock):
+    """A success that is kept for its own time looks like any other."""
+    insert(store, "a", "b")
+    a, b = worker.claim()
+    clock.advance(5)
+    worker.finish(succeeded(a, b"42")._replace(keep=SECOND, result_ttl=SECOND), succeeded(b, b"42"))
+    first, second = (
+        {field: getattr(look(store, name), field) for field in StoredJob.__dataclass_fields__} for name in "ab"
+    )
+    assert first | {"id": "", "payload": b""} == second | {"id": "", "payload": b""}

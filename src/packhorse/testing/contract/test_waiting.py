@@ -10,7 +10,18 @@ from packhorse.clock import SECOND, ManualClock
 from packhorse.queues import EVERYTHING
 from packhorse.stores import Store
 from packhorse.stores.contract import Act, Watch
-from tests.contract.helpers import Worker, cancelled, failed, id_of, insert, job, move, released, retried, succeeded
+from packhorse.testing.contract.helpers import (
+    Worker,
+    cancelled,
+    failed,
+    id_of,
+    insert,
+    job,
+    move,
+    released,
+    retried,
+    succeeded,
+)
 
 LONG = 30.0  # seconds that no test takes
 ENOUGH = 10.0  # seconds in which every wake-up must have come
@@ -127,6 +138,17 @@ def test_a_job_that_ends_elsewhere_ends_the_wait(store: Store, worker: Worker, e
     began = time.monotonic()
     thread = meanwhile(lambda: worker.finish(ending(claim)))
     assert store.wait_jobs([id_of("a"), id_of("b")], LONG) == {id_of("a")}
+    assert time.monotonic() - began < ENOUGH
+    thread.join()
+
+
+def test_a_job_that_is_not_kept_ends_the_wait(store: Store, worker: Worker):
+    """Gone is ended."""
+    insert(store, "a")
+    claim = worker.claim_one()
+    began = time.monotonic()
+    thread = meanwhile(lambda: worker.finish(succeeded(claim)._replace(keep=0)))
+    assert store.wait_jobs([id_of("a")], LONG) == {id_of("a")}
     assert time.monotonic() - began < ENOUGH
     thread.join()
 

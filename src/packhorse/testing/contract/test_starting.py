@@ -5,17 +5,28 @@ from typing import Any
 import pytest
 
 from packhorse.clock import ManualClock
-from packhorse.job import Job
+from packhorse.job import StoredJob
 from packhorse.stores import Store
 from packhorse.stores.contract import Selection
-from tests.contract.helpers import Worker, everything, insert, job, look, names, new_nonce, now, released, succeeded
+from packhorse.testing.contract.helpers import (
+    Worker,
+    everything,
+    insert,
+    job,
+    look,
+    names,
+    new_nonce,
+    now,
+    released,
+    succeeded,
+)
 
 
 def begun(store: Store) -> list[str]:
     return names(one for one in store.jobs(Selection()) if _started(one))
 
 
-def _started(one: Job) -> bool:
+def _started(one: StoredJob) -> bool:
     return one.started_at is not None
 
 

@@ -9,7 +9,8 @@ from packhorse.job import Claim, JobState
 from packhorse.outcome import Outcome
 from packhorse.stores import Store
 from packhorse.stores.contract import Act, Retention, Selection
-from tests.contract.helpers import (
+from packhorse.testing.contract.behind import leftovers
+from packhorse.testing.contract.helpers import (
     Worker,
     cancelled,
     failed,
@@ -24,7 +25,6 @@ from tests.contract.helpers import (
     snoozed,
     succeeded,
 )
-from tests.contract.stores import leftovers
 
 
 def standing(store: Store, *processes: Worker) -> dict[str, JobState]:

@@ -4,7 +4,19 @@ from packhorse.clock import ManualClock
 from packhorse.job import JobState
 from packhorse.stores import Store
 from packhorse.stores.contract import Act
-from tests.contract.helpers import Worker, id_of, insert, look, move, name_of, names, now, retried, state, succeeded
+from packhorse.testing.contract.helpers import (
+    Worker,
+    id_of,
+    insert,
+    look,
+    move,
+    name_of,
+    names,
+    now,
+    retried,
+    state,
+    succeeded,
+)
 
 
 def test_what_it_holds_goes_back(store: Store, worker: Worker, clock: ManualClock):

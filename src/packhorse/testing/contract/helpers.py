@@ -6,17 +6,18 @@ from typing import Any
 
 from packhorse.clock import SECOND, Clock, to_datetime
 from packhorse.ids import from_text
-from packhorse.job import Claim, Failure, FailureKind, Job, JobState, NewJob, Token
+from packhorse.job import Claim, JobState, NewJob, StoredJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import parse_queues
 from packhorse.stores import Store
 from packhorse.stores.contract import Act, Beaten, Change, Exchanged, Moved, ProcessInfo, Selection
-from tests.contract.stores import epochs, leftovers
+from packhorse.testing.contract.behind import epochs, leftovers
 
 LEASE = 30 * SECOND
-FAILURE = Failure(FailureKind.EXCEPTION, "ValueError", "no such bird", "Traceback: line 1")
-OTHER_FAILURE = Failure(FailureKind.TIMEOUT, "TimeoutError", "took too long")
-LOST = Failure(FailureKind.WORKER_LOST, "ProcessPrunedError", "stopped beating")
+# A store opens no envelope, so anything may be in it.
+FAILURE = b"\x00\xff ValueError: no such bird"
+OTHER_FAILURE = b"TimeoutError: took too long \xfe\x00"
+LOST = b"ProcessPrunedError: stopped beating"
 
 _nonces = count(1)
 
@@ -37,15 +38,15 @@ def name_of(id: bytes | str) -> str:
     return (from_text(id) if isinstance(id, str) else id).rstrip(b"\0").decode()
 
 
-def names(found: Iterable[Claim | Job | Token | bytes]) -> list[str]:
+def names(found: Iterable[Claim | StoredJob | Token | bytes]) -> list[str]:
     return [name_of(_id(one)) for one in found]
 
 
-def _id(one: Claim | Job | Token | bytes) -> bytes | str:
+def _id(one: Claim | StoredJob | Token | bytes) -> bytes | str:
     match one:
         case Claim():
             return one.token.id
-        case Token() | Job():
+        case Token() | StoredJob():
             return one.id
     return one
 
@@ -58,7 +59,7 @@ def insert(store: Store, *jobs: NewJob | str) -> list[bytes]:
     return store.insert([job(one) if isinstance(one, str) else one for one in jobs])
 
 
-def look(store: Store, name: str) -> Job:
+def look(store: Store, name: str) -> StoredJob:
     found = store.job(id_of(name))
     assert found is not None, f"there is no job {name}"
     return found
@@ -146,16 +147,21 @@ def succeeded(claim: Claim | Token, result: bytes | None = None, duration: int |
     return Outcome(_token(claim), JobState.SUCCEEDED, duration=duration, result=result)
 
 
-def failed(claim: Claim | Token, failure: Failure = FAILURE, spent: bool = True) -> Outcome:
-    return Outcome(_token(claim), JobState.FAILED, spent, duration=2 * SECOND, failure=failure.encode())
+def failed(claim: Claim | Token, failure: bytes = FAILURE, spent: bool = True) -> Outcome:
+    return Outcome(_token(claim), JobState.FAILED, spent, duration=2 * SECOND, failure=failure)
 
 
-def retried(claim: Claim | Token, delay: int = 0, failure: Failure = FAILURE) -> Outcome:
-    return Outcome(_token(claim), JobState.SCHEDULED, delay=delay, duration=2 * SECOND, failure=failure.encode())
+def retried(claim: Claim | Token, delay: int = 0, failure: bytes = FAILURE) -> Outcome:
+    return Outcome(_token(claim), JobState.SCHEDULED, delay=delay, duration=2 * SECOND, failure=failure)
 
 
 def snoozed(claim: Claim | Token, delay: int) -> Outcome:
     return Outcome(_token(claim), JobState.SCHEDULED, spent=False, delay=delay, duration=SECOND)
+
+
+def strayed(claim: Claim | Token, delay: int = 0) -> Outcome:
+    """It came to a worker that does not know its task."""
+    return Outcome(_token(claim), JobState.SCHEDULED, spent=False, strayed=True, delay=delay)
 
 
 def released(claim: Claim | Token) -> Outcome:
@@ -167,7 +173,7 @@ def cancelled(claim: Claim | Token, reason: str | None = "enough") -> Outcome:
 
 
 def lost(claim: Claim | Token, state: JobState = JobState.READY) -> Outcome:
-    return Outcome(_token(claim), state, spent=False, lost=True, failure=LOST.encode())
+    return Outcome(_token(claim), state, spent=False, lost=True, failure=LOST)
 
 
 def _token(claim: Claim | Token) -> Token:

@@ -7,7 +7,18 @@ import pytest
 from packhorse.job import JobState
 from packhorse.stores import Store
 from packhorse.stores.contract import Act, Entry
-from tests.contract.helpers import Worker, failed, id_of, insert, move, new_nonce, released, retried, state, succeeded
+from packhorse.testing.contract.helpers import (
+    Worker,
+    failed,
+    id_of,
+    insert,
+    move,
+    new_nonce,
+    released,
+    retried,
+    state,
+    succeeded,
+)
 
 
 def test_entries_are_kept(store: Store, worker: Worker):

@@ -4,10 +4,10 @@ import pytest
 
 from packhorse.clock import SECOND, ManualClock
 from packhorse.errors import StoreDataError
-from packhorse.job import Job, JobState
+from packhorse.job import JobState, StoredJob
 from packhorse.stores import Store
 from packhorse.stores.contract import Act, Selection
-from tests.contract.helpers import (
+from packhorse.testing.contract.helpers import (
     Worker,
     everything,
     failed,
@@ -31,7 +31,7 @@ def test_a_job_is_ready_at_once(store: Store, clock: ManualClock):
     new = job("a", queue="mail", priority=7, share="ann", tags=("x", "y"))
     assert store.insert([new]) == [id_of("a")]
     found = look(store, "a")
-    assert found == Job(
+    assert found == StoredJob(
         id=found.id,
         task="birds.count",
         state=JobState.READY,

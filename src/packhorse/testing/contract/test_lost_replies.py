@@ -2,7 +2,7 @@
 
 from packhorse.job import JobState
 from packhorse.stores import Store
-from tests.contract.helpers import (
+from packhorse.testing.contract.helpers import (
     Worker,
     everything,
     failed,

@@ -1,0 +1,72 @@
+"""What SQLite keeps beside its contract: the key next to the database, and numbered schema steps."""
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from packhorse.errors import StoreUnsafe
+from packhorse.stores.sqlite import SQLiteStore
+
+
+def opened(folder: Path, name: str = "jobs.db") -> SQLiteStore:
+    folder.chmod(0o700)
+    return SQLiteStore(f"sqlite:///{folder}/{name}")
+
+
+def test_the_key_outlives_the_program(tmp_path: Path):
+    """Whoever opens the same database has the same key; another database has another."""
+    first, second, elsewhere = opened(tmp_path), opened(tmp_path), opened(tmp_path, "other.db")
+    key = first.own_key()
+    assert second.own_key() == key
+    assert elsewhere.own_key() != key
+    for store in (first, second, elsewhere):
+        store.close()
+
+
+def test_only_its_owner_can_read_the_key(tmp_path: Path):
+    """Made for one user's eyes, and nothing else is left of making it."""
+    store = opened(tmp_path)
+    store.own_key()
+    assert stat.S_IMODE((tmp_path / "jobs.db-key").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir() if "key" in path.name] == ["jobs.db-key"]
+    store.close()
+
+
+def test_a_key_that_others_could_read_is_refused(tmp_path: Path):
+    """Somebody may have read it, so it proves nothing any more."""
+    store = opened(tmp_path)
+    store.own_key()
+    os.chmod(tmp_path / "jobs.db-key", 0o640)
+    with pytest.raises(StoreUnsafe, match="can be read by others"):
+        store.own_key()
+    store.close()
+
+
+def test_a_damaged_key_is_refused(tmp_path: Path):
+    """A new one would make every old signature worthless without a word."""
+    store = opened(tmp_path)
+    store.own_key()
+    (tmp_path / "jobs.db-key").write_bytes(b"short")
+    with pytest.raises(StoreUnsafe, match="damaged"):
+        store.own_key()
+    store.close()
+
+
+def test_all_who_ask_first_get_the_same(tmp_path: Path):
+    """However many programs begin at once, there is one key."""
+    stores = [opened(tmp_path) for _ in range(8)]
+    with ThreadPoolExecutor(len(stores)) as threads:
+        keys = set(threads.map(SQLiteStore.own_key, stores))
+    assert len(keys) == 1
+    for store in stores:
+        store.close()
+
+
+def test_the_version_is_the_number_of_the_last_step(tmp_path: Path):
+    """Steps are counted from one."""
+    store = opened(tmp_path)
+    assert len(store.migrate()) == store.schema_version()
+    store.close()
