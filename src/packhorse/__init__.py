@@ -1,6 +1,7 @@
 """Background jobs for Python that nobody loses."""
 
 from packhorse.app import Packhorse
+from packhorse.context import Context, NoJob, Progress, current_context
 from packhorse.errors import (
     Cancel,
     ConfigError,
@@ -18,11 +19,24 @@ from packhorse.errors import (
     StoreError,
     TaskError,
 )
+from packhorse.events import Event, EventKind
 from packhorse.handle import JobHandle
 from packhorse.job import Attempt, Failure, FailureKind, Job, JobState
+from packhorse.masking import Secret
+from packhorse.middleware import Draft, Middleware
+from packhorse.reporters import ErrorReport
 from packhorse.retry import Exponential, Fixed
 from packhorse.runtime.embedded import Embedded
 from packhorse.task import Call, CoroutineTask, Task
+from packhorse.waiting import (
+    JobsNotFinished,
+    aas_completed,
+    agather,
+    as_completed,
+    await_jobs,
+    gather,
+    wait_jobs,
+)
 
 __version__ = "0.1.0.dev0"
 
@@ -31,10 +45,15 @@ __all__ = [
     "Call",
     "Cancel",
     "ConfigError",
+    "Context",
     "CoroutineTask",
+    "Draft",
     "DuplicateTask",
     "Embedded",
     "EnqueueError",
+    "ErrorReport",
+    "Event",
+    "EventKind",
     "Exponential",
     "Failure",
     "FailureKind",
@@ -45,14 +64,26 @@ __all__ = [
     "JobHandle",
     "JobNotFound",
     "JobState",
+    "JobsNotFinished",
+    "Middleware",
+    "NoJob",
     "NotFinished",
     "Packhorse",
     "PackhorseError",
     "PayloadError",
+    "Progress",
     "ResultUnavailable",
     "Retry",
+    "Secret",
     "Snooze",
     "StoreError",
     "Task",
     "TaskError",
+    "aas_completed",
+    "agather",
+    "as_completed",
+    "await_jobs",
+    "current_context",
+    "gather",
+    "wait_jobs",
 ]

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from packhorse.clock import Clock, SystemClock
+from packhorse.clock import Clock, SystemClock, to_datetime
+from packhorse.codec import Caps, Codec, Tag
 from packhorse.config import Settings
+from packhorse.context import Context
 from packhorse.control import Control, known_id
-from packhorse.errors import DuplicateTask, EnqueueError, StoreError
+from packhorse.errors import ConfigError, DuplicateTask, EnqueueError, PayloadError, StoreError
+from packhorse.events import Event, EventKind, Events, Subscriber
 from packhorse.handle import JobHandle
+from packhorse.ids import from_text, to_text
 from packhorse.inspection import Inspection
-from packhorse.job import Job
+from packhorse.job import Attempt, Failure, FailureKind, Job, NewJob, StoredJob
+from packhorse.middleware import Draft, Middleware
+from packhorse.outcome import Outcome
 from packhorse.queues import check_name
+from packhorse.reporters import Reporter, named_reporters
+from packhorse.seals import Seals
+from packhorse.signing import Envelopes
 from packhorse.stores import Store, open_store
-from packhorse.task import BaseTask, Call, CoroutineTask, Declared, Task, make_task
+from packhorse.task import BaseTask, Call, CoroutineTask, Declared, Options, Task, make_task
 
 if TYPE_CHECKING:
     from typing import Unpack
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+S = TypeVar("S", bound=Subscriber)
+V = TypeVar("V")
+
+log = logging.getLogger("packhorse.app")
+
+SEALED_REASON = "packhorse.errors.Cancel"  # the type of a failure that is none: why a task cancelled itself
 
 DEFAULT_STORE = "sqlite:///packhorse.db"
 
@@ -41,21 +58,67 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
 
+class ContextTaskDecorator(Protocol):
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+
 class Packhorse:
     """`Packhorse("shop")` keeps its jobs in $PACKHORSE_STORE, else in packhorse.db beside you."""
 
     def __init__(
-        self, name: str, store: str | Store | None = None, *, clock: Clock | None = None, **settings: Any
+        self,
+        name: str,
+        store: str | Store | None = None,
+        *,
+        config: str | Path | None = None,
+        clock: Clock | None = None,
+        **settings: Any,
     ) -> None:
         self.name = check_name(name, "application name")
-        self.settings = Settings.of(**settings)
+        self.settings = Settings.load(settings, app_name=name, config=config)
         self.clock = clock or SystemClock()
         if store is None:
-            store = os.environ.get("PACKHORSE_STORE") or DEFAULT_STORE
+            store = self.settings.store or DEFAULT_STORE
         self.store = open_store(store, self.clock) if isinstance(store, str) else store
+        settings_ = self.settings
+        self.codec = Codec(Caps(settings_.payload_cap, settings_.result_cap, settings_.depth_cap, settings_.items_cap))
         self.tasks: dict[str, BaseTask[..., Any]] = {}
+        self.known_tasks: dict[str, BaseTask[..., Any]] = {}  # by their aliases too
+        self.events = Events()
+        self.error_reporters: list[Reporter] = named_reporters(settings_.error_reporters)
+        self.performing: list[Middleware] = []
+        self._enqueuing: list[Middleware] = []
+        self._seals: Seals | None = None
         self.control = Control(self)
         self.inspection = Inspection(self)
+
+    @property
+    def seals(self) -> Seals:
+        """Made at the first use: SQLite may have to make a key first. Twice does no harm, a lock in a fork would."""
+        if self._seals is None:
+            self._seals = self._make_seals()
+        return self._seals
+
+    def _make_seals(self) -> Seals:
+        settings = self.settings
+        ring: tuple[bytes, ...] = ()
+        if settings.signing:
+            ring = settings.key_ring() or tuple(key for key in [self.store.own_key()] if key is not None)
+            if not ring:
+                raise ConfigError(
+                    f"The store {type(self.store).__name__} needs a key to sign jobs with. Set PACKHORSE_KEYS to 32 or "
+                    "more random characters, the same everywhere, or switch signing off with signing=False."
+                )
+        cap = max(settings.payload_cap, settings.result_cap)
+        envelopes = Envelopes(
+            self.name, ring, encrypt=settings.encryption, compress_above=settings.compress_above, size_cap=cap
+        )
+        return Seals(envelopes)
 
     @overload
     def task(  # type: ignore[overload-overlap]
@@ -64,18 +127,73 @@ class Packhorse:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, /, **options: Unpack[Declared]) -> TaskDecorator: ...
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[Declared]) -> Any:
+    def task(self, /, *, takes_context: Literal[True], **options: Unpack[Declared]) -> ContextTaskDecorator: ...
+    @overload
+    def task(self, /, *, takes_context: Literal[False] = False, **options: Unpack[Declared]) -> TaskDecorator: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        takes_context: bool = False,
+        **options: Unpack[Declared],
+    ) -> Any:
         """Make a function a task, with options or without."""
         if function is None:
-            return lambda function: self._register(make_task(self, function, options))
-        return self._register(make_task(self, function, options))
+            return lambda function: self._register(make_task(self, function, options, takes_context))
+        return self._register(make_task(self, function, options, takes_context))
 
     def _register(self, task: BaseTask[..., Any]) -> BaseTask[..., Any]:
-        if task.name in self.tasks:
-            raise DuplicateTask(task.name)
+        for name in (task.name, *task.aliases):
+            if name in self.known_tasks:
+                raise DuplicateTask(name)
         self.tasks[task.name] = task
+        self.known_tasks.update(dict.fromkeys((task.name, *task.aliases), task))
         return task
+
+    # Extending.
+
+    def register_type(
+        self, type: type[V], *, name: str, encode: Callable[[V], Any], decode: Callable[[Any], V]
+    ) -> None:
+        """Let values of a class of yours travel: `encode` gives plain or known values, `decode` takes them back."""
+        self.codec.register(Tag(check_name(name, "type name"), type, encode, decode))
+
+    def use(self, middleware: Middleware) -> None:
+        """Let it change what is enqueued, or what tasks run in; the first one used is the outermost."""
+        if not isinstance(middleware, Middleware):
+            raise ConfigError("app.use takes an instance of a subclass of packhorse.Middleware.")
+        if type(middleware).enqueue is not Middleware.enqueue:
+            self._enqueuing.append(middleware)
+        if type(middleware).perform is not Middleware.perform:
+            self.performing.append(middleware)
+
+    def subscribe(self, *kinds: str) -> Callable[[S], S]:
+        """Decorates a function that is told of events: of these kinds, or of all."""
+
+        def subscribed(subscriber: S) -> S:
+            self.events.subscribe(subscriber, *kinds)
+            return subscriber
+
+        return subscribed
+
+    def drafted(self, task: BaseTask[..., Any]) -> Options:
+        """The options of a job about to be enqueued, as middleware wants them."""
+        if not self._enqueuing:
+            return task.options
+        metadata = dict(task.options.metadata)
+        draft = Draft(task.name, replace(task.options, metadata=metadata), metadata)
+        for middleware in self._enqueuing:
+            before, draft = draft.metadata, middleware.enqueue(draft)
+            if not isinstance(draft, Draft):
+                given = type(draft).__name__
+                raise ConfigError(f"{type(middleware).__name__}.enqueue must return a Draft, not a {given}.")
+            # The options have it as well; the one that was replaced counts.
+            kept: Any = draft.metadata if draft.metadata is not before else draft.options.metadata
+            draft = Draft(task.name, replace(draft.options, metadata=kept), kept)
+        return draft.options
+
+    # Enqueueing.
 
     def enqueue(self, call: Call[R]) -> JobHandle[R]:
         return self._insert([call])[0]
@@ -84,15 +202,17 @@ class Packhorse:
         return await asyncio.to_thread(self.enqueue, call)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
-        """Enqueue calls made with `task.call(...)`, one write per `batch_size`; each batch is all or none."""
+        """Enqueue calls made with `task.call(...)`, one write per `batch_size`; each batch is all or none.
+
+        Where that ends early, the error's `enqueued` are the handles of those that were written, and `left_out` the
+        calls of the batch that was not.
+        """
         handles: list[JobHandle[R]] = []
         try:
             for batch in _batches(calls, self.settings.batch_size):
                 handles += self._insert(batch)
         except EnqueueError as error:
-            if not handles:
-                raise
-            raise EnqueueError(f"Only the first {len(handles):,} jobs were enqueued: {error.__cause__}") from error
+            raise error.after(handles) from error.__cause__
         except Exception as error:  # making one of the calls failed
             error.add_note(f"{len(handles):,} jobs before it were enqueued; the others of its batch were not.")
             raise
@@ -102,11 +222,24 @@ class Packhorse:
         return await asyncio.to_thread(self.enqueue_many, calls)
 
     def _insert(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
-        jobs = [call.new_job() for call in calls]
         try:
-            return [JobHandle(self, id) for id in self.store.insert(jobs)]
+            jobs = [call.new_job() for call in calls]
+            handles: list[JobHandle[R]] = [JobHandle(self, id) for id in self.store.insert(jobs)]
         except StoreError as error:
-            raise EnqueueError(f"Nothing was enqueued: {error}") from error
+            raise EnqueueError(f"Nothing was enqueued: {error}", left_out=calls) from error
+        if self.events:
+            self._tell_enqueued(jobs)
+        return handles
+
+    def _tell_enqueued(self, jobs: list[NewJob]) -> None:
+        now = to_datetime(self.clock.now())
+        for job in jobs:
+            event = Event(
+                kind=EventKind.ENQUEUED, at=now, job_id=to_text(job.id), task=job.task, queue_name=job.queue, attempt=0
+            )
+            self.events.tell(event)
+
+    # Looking.
 
     def job(self, id: str | uuid.UUID) -> JobHandle[Any]:
         """The job of that id, enqueued by any process; JobNotFound where there is none."""
@@ -121,11 +254,42 @@ class Packhorse:
         """Larger runs sooner in every store; `lower_first` flips the numbers here, at the public edge, both ways."""
         return priority if self.settings.priority_order == "higher_first" else -priority
 
-    def public(self, job: Job) -> Job:
-        return replace(job, priority=self.stored_priority(job.priority))
+    def public(self, job: StoredJob) -> Job:
+        """What a store knows of a job, verified and in words."""
+        raw = from_text(job.id)
+        known = {name: getattr(job, name) for name in _KNOWN}
+        known["priority"] = self.stored_priority(job.priority)
+        failure = None if job.failure is None else self.open_failure(raw, job.failure)
+        if failure is not None and failure.type == SEALED_REASON:
+            known["reason"], failure = failure.message, None
+        return Job(
+            **known,
+            failure=failure,
+            failures=tuple(
+                Attempt(it.number, it.process, it.started_at, it.ended_at, self.open_failure(raw, it.failure), it.spent)
+                for it in job.failures
+            ),
+        )
+
+    def open_failure(self, id: bytes, data: bytes) -> Failure:
+        try:
+            return self.seals.open_failure(id, data)
+        except PayloadError as error:
+            return Failure(FailureKind.UNDECODABLE, "unknown", f"The stored failure cannot be shown. {error}")
+
+    def sealed(self, outcome: Outcome) -> Outcome:
+        """Failures leave this process sealed."""
+        if outcome.failure is None:
+            return outcome
+        return outcome._replace(failure=self.seals.failure(outcome.token.id, outcome.failure))
 
     def close(self) -> None:
+        if self.events:
+            self.events.flush()
         self.store.close()
+
+
+_KNOWN = [field.name for field in fields(Job) if field.name not in ("failure", "failures")]
 
 
 def _batches(calls: Iterable[Call[R]], size: int) -> Iterator[list[Call[R]]]:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from packhorse.clock import length, to_microseconds
-from packhorse.errors import ConfigError, JobNotFound
-from packhorse.ids import from_text
+from packhorse.errors import ConfigError, JobNotFound, PayloadError
+from packhorse.ids import from_text, to_text
+from packhorse.job import JobState, Token
 from packhorse.queues import check_name
-from packhorse.stores.contract import Act, Change, Selection
+from packhorse.stores.contract import Act, Change, Moved, Order, OrderKind, Selection
 from packhorse.task import Options
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
 
+log = logging.getLogger("packhorse.control")
+
 IDS_AT_ONCE = 1_000
+ENDED_BADLY = {JobState.FAILED, JobState.CANCELLED}
 
 
 class Control:
     def __init__(self, app: Packhorse) -> None:
         self._app = app
+        self.forged: set[Token] = set()
 
     def cancel(self, ids: Iterable[str], *, reason: str = "cancelled", actor: str | None = None) -> int:
         return self._on(ids, Change(Act.CANCEL), reason, actor)
@@ -59,13 +67,46 @@ class Control:
         return self._on(ids, Change(Act.CHANGE, queue_name, stored), reason, actor)
 
     def act(self, selection: Selection, change: Change, *, reason: str = "", actor: str | None = None) -> int:
-        """Any act on any selection, in batches; how many jobs moved or will."""
-        moved = self._app.store.move(selection, change, actor or _me(), reason)
-        total = moved.jobs + moved.asked
+        """Any act on any selection; how many jobs moved or will."""
+        return sum(moved.jobs + moved.asked for moved in self.batches(selection, change, reason=reason, actor=actor))
+
+    def batches(
+        self, selection: Selection, change: Change, *, reason: str = "", actor: str | None = None
+    ) -> Iterator[Moved]:
+        """The same, telling of each batch as soon as it is done."""
+        if change.act is Act.CANCEL:
+            change = replace(change, seal=self._app.seals.order(OrderKind.CANCEL, reason or "cancelled"))
+        if change.act is Act.RETRY:
+            self._lift_expiry(selection)
+        actor = actor or _me()
+        moved = self._app.store.move(selection, change, actor, reason)
+        yield moved
         while moved.after is not None:
-            moved = self._app.store.move(selection, change, actor or _me(), reason, after=moved.after)
-            total += moved.jobs + moved.asked
-        return total
+            moved = self._app.store.move(selection, change, actor, reason, after=moved.after)
+            yield moved
+
+    def _lift_expiry(self, selection: Selection) -> None:
+        """A job retried by hand may run although it has expired, and its expiry is signed: so sign it anew."""
+        states = ENDED_BADLY & set(selection.states or ENDED_BADLY)
+        for job in self._app.inspection.stored_jobs(replace(selection, states=states), page=500):
+            if job.expires_at is None:
+                continue
+            raw = from_text(job.id)
+            whole = self._app.store.job(raw)
+            with suppress(PayloadError):  # what cannot be trusted stays as it is, and will not be performed
+                if whole is not None:
+                    self._app.store.reseal(raw, self._app.seals.without_expiry(raw, job.task, whole.payload))
+
+    def trusted(self, orders: Iterable[Order]) -> list[Order]:
+        """Those that this application gave; others are ignored, said once and counted."""
+        good = []
+        for order in orders:
+            if self._app.seals.is_order(order.kind, order.reason, order.seal):
+                good.append(order)
+            elif order.token not in self.forged:
+                self.forged.add(order.token)
+                log.error("an order to %s job %s was not ours and is ignored", order.kind, to_text(order.token.id))
+        return good
 
     def pause(
         self,
@@ -86,6 +127,10 @@ class Control:
 
     def resume(self, queue: str, *, reason: str = "", actor: str | None = None) -> bool:
         return self._app.store.resume(check_name(queue, "queue name"), actor or _me(), reason)
+
+    def migrate(self) -> list[str]:
+        """Bring the store's schema up to date; names of the steps taken."""
+        return self._app.store.migrate()
 
 
 def known_id(id: str | uuid.UUID) -> bytes:

@@ -6,10 +6,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from packhorse import codec
-from packhorse.errors import JobCancelled, JobFailed, JobNotFound, NotFinished, ResultUnavailable
+from packhorse.context import Progress
+from packhorse.errors import JobCancelled, JobFailed, JobNotFound, NotFinished, PayloadError, ResultUnavailable
 from packhorse.ids import to_text
-from packhorse.job import Failure, FailureKind, Job, JobState
+from packhorse.job import Failure, FailureKind, Job, JobState, StoredJob
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
@@ -29,17 +29,27 @@ class JobHandle(Generic[R_co]):
 
     def look(self) -> Job:
         """All that is known of the job now; JobNotFound where it is gone."""
+        return self._app.public(self._stored())
+
+    def _stored(self) -> StoredJob:
         job = self._app.store.job(self._raw_id)
         if job is None:
             raise JobNotFound(self.id)
-        return self._app.public(job)
+        return job
 
     async def alook(self) -> Job:
         return await asyncio.to_thread(self.look)
 
     @property
     def state(self) -> JobState:
-        return self.look().state
+        return self._stored().state
+
+    def progress(self) -> Progress | None:
+        """How far the job says it is; None where it has said nothing."""
+        return self._app.inspection.progress(self.id)
+
+    async def aprogress(self) -> Progress | None:
+        return await asyncio.to_thread(self.progress)
 
     def result(self, timeout: float | None = None) -> R_co:
         """Wait for the return value (for ever, or `timeout` seconds).
@@ -60,23 +70,27 @@ class JobHandle(Generic[R_co]):
                 raise NotFinished(self.id, (await self.alook()).state, timeout or 0)
         return self._outcome(job)
 
-    def _wait_slice(self, deadline: float | None) -> Job | None:
+    def _wait_slice(self, deadline: float | None) -> StoredJob | None:
         """The job, once it has finished; an operator may have sent it round again between the two looks."""
         left = WAIT_SLICE if deadline is None else min(WAIT_SLICE, max(0.0, deadline - time.monotonic()))
         if not self._app.store.wait_jobs([self._raw_id], left):
             return None
-        job = self.look()
+        job = self._stored()
         return job if job.finished else None
 
-    def _outcome(self, job: Job) -> R_co:
+    def _outcome(self, job: StoredJob) -> R_co:
         match job.state:
             case JobState.FAILED:
-                raise JobFailed(self.id, job.failure or Failure(FailureKind.EXCEPTION, "unknown", "not recorded"))
+                unknown = Failure(FailureKind.EXCEPTION, "unknown", "not recorded")
+                raise JobFailed(self.id, self._app.public(job).failure or unknown)
             case JobState.CANCELLED:
-                raise JobCancelled(self.id, job.reason)
+                raise JobCancelled(self.id, self._app.public(job).reason)
         if job.result_error is not None:
             raise ResultUnavailable(self.id, job.result_error)
-        value: R_co = codec.decode_result(job.result)
+        try:
+            value: R_co = self._app.inspection.result_of(job)
+        except PayloadError as error:
+            raise ResultUnavailable(self.id, str(error)) from None
         return value
 
     def cancel(self, reason: str = "cancelled") -> bool:

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from packhorse.clock import to_datetime
+from packhorse.codec import Arguments
+from packhorse.context import Progress
+from packhorse.control import known_id
+from packhorse.errors import JobNotFound, PayloadError
 from packhorse.ids import from_text
-from packhorse.job import Job, JobState
+from packhorse.job import Job, JobState, StoredJob
+from packhorse.masking import MASK, masked
+from packhorse.seals import OpenedJob
 from packhorse.stores.contract import ProcessView, QueueCounts, Selection
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
+
+
+class Scan(NamedTuple):
+    """What a bounded search found, among how many, and behind which job to go on; None where all were seen."""
+
+    jobs: list[Job]
+    looked_at: int
+    after: str | None
 
 
 class Inspection:
@@ -27,12 +45,115 @@ class Inspection:
         queues = self.queues()
         return {state: sum(queue.of(state) for queue in queues) for state in JobState}
 
-    def jobs(self, selection: Selection | None = None, page: int = 500) -> Iterator[Job]:
+    def exists(self) -> bool:
+        """Whether there is a store; looking creates none."""
+        return self._app.store.exists()
+
+    def schema_version(self) -> int:
+        return self._app.store.schema_version()
+
+    def jobs(self, selection: Selection | None = None, page: int = 500, *, after: str | None = None) -> Iterator[Job]:
         """Oldest first, page by page, so that a million jobs need no more memory than one page."""
-        after: bytes | None = None
+        start = None if after is None else known_id(after)
+        return map(self._app.public, self.stored_jobs(selection or Selection(), page, start))
+
+    def stored_jobs(self, selection: Selection, page: int, after: bytes | None = None) -> Iterator[StoredJob]:
         while True:
-            found = self._app.store.jobs(selection or Selection(), after, page)
-            yield from map(self._app.public, found)
+            found = self._app.store.jobs(selection, after, page)
+            yield from found
             if len(found) < page:
                 return
             after = from_text(found[-1].id)
+
+    def stored(self, id: str) -> StoredJob:
+        """One job with all that is wide; JobNotFound where there is none."""
+        job = self._app.store.job(known_id(id))
+        if job is None:
+            raise JobNotFound(id)
+        return job
+
+    def count(self, selection: Selection) -> int:
+        """By the store's own counts where state and queue alone decide, else one by one."""
+        if replace(selection, states=None, queues=None) != Selection():
+            return sum(1 for _ in self.stored_jobs(selection, page=10_000))
+        queues = [it for it in self.queues() if selection.queues is None or it.queue in selection.queues]
+        states = JobState if selection.states is None else set(selection.states)
+        return sum(queue.of(state) for queue in queues for state in states)
+
+    def failed(self, selection: Selection, error: str, *, limit: int, scan: int, after: str | None = None) -> Scan:
+        """Failed jobs whose error has that text in its type or message, in any case of letters.
+
+        Failures are sealed, so no store can search them: at most `scan` jobs are looked at.
+        """
+        found: list[Job] = []
+        looked_at, last, text = 0, after, error.casefold()
+        failed = self.jobs(replace(selection, states={JobState.FAILED}), after=after)
+        for job in islice(failed, scan):
+            looked_at, last = looked_at + 1, job.id
+            if job.failure is not None and text in str(job.failure).casefold():
+                found.append(job)
+                if len(found) == limit:
+                    return Scan(found, looked_at, last)
+        return Scan(found, looked_at, last if looked_at == scan else None)
+
+    def progress(self, id: str) -> Progress | None:
+        """What the job last said of itself."""
+        raw = from_text(id)
+        for entry in self._app.store.entries(raw):
+            if (entry.kind, entry.name) == PROGRESS:
+                return decode_progress(self._app.seals.open_entry(raw, *PROGRESS, entry.data))
+        return None
+
+    def result_of(self, job: StoredJob) -> Any:
+        """The return value of a job that succeeded; PayloadError where it was not kept or cannot be trusted."""
+        raw, task = from_text(job.id), self._app.known_tasks.get(job.task)
+        if job.result is None:
+            if self._app.seals.open_job(raw, job.task, job.payload).no_result:
+                raise PayloadError("the task keeps no results")
+            return None
+        opened = self._app.seals.open_result(raw, job.result)
+        if opened.foreign:
+            if task is None or task.stored.codec is None:
+                raise PayloadError("it was written by a codec that this program does not have")
+            return task.stored.codec.decode(opened.body)
+        value = self._app.codec.decode_result(opened.body, typed=opened.typed)
+        return value if task is None or task.shapes is None else task.shapes.load_result(value)
+
+    def arguments(self, job: StoredJob) -> Arguments:
+        """As they were enqueued, for showing; dataclasses and enums are the plain values they travel as."""
+        return self._arguments(self._app.seals.open_job(from_text(job.id), job.task, job.payload))
+
+    def _arguments(self, opened: OpenedJob) -> Arguments:
+        if opened.foreign:
+            raise PayloadError("They were written by the task's own codec, which only performing it reads.")
+        return self._app.codec.decode_arguments(opened.body, typed=opened.typed)
+
+    def shown_arguments(self, job: StoredJob) -> dict[str, Any]:
+        """By name, with what is secret masked; and where the names are not known, all that has none."""
+        opened = self._app.seals.open_job(from_text(job.id), job.task, job.payload)
+        arguments, task = self._arguments(opened), self._app.known_tasks.get(job.task)
+        if task is not None and task.stored.version == opened.version:
+            named = task.named(arguments.args, arguments.kwargs)
+        else:
+            named = {**{str(n): MASK for n in range(len(arguments.args))}, **arguments.kwargs}
+        shown: dict[str, Any] = masked(named, self._app.settings.sensitive_names)
+        return shown
+
+    def shown_result(self, job: StoredJob) -> Any:
+        """With what is secret masked."""
+        return masked(self.result_of(job), self._app.settings.sensitive_names)
+
+
+PROGRESS = ("progress", "")
+
+
+def encode_progress(progress: Progress, at: int) -> bytes:
+    return json.dumps([progress.done, progress.total, progress.note, at], separators=(",", ":")).encode()
+
+
+def decode_progress(data: bytes) -> Progress:
+    try:
+        done, total, note, at = json.loads(data)
+        return Progress(float(done), None if total is None else float(total), str(note), to_datetime(at))
+    except (ValueError, TypeError, OverflowError):
+        raise PayloadError("It is no progress that Packhorse wrote.") from None

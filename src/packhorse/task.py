@@ -5,33 +5,48 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar
 
-from packhorse import codec
 from packhorse.clock import length, to_microseconds
-from packhorse.errors import ConfigError
+from packhorse.codec import Arguments, Codec, Encoded
+from packhorse.context import Context, entered, in_place, performing
+from packhorse.errors import ConfigError, PayloadError
 from packhorse.ids import new_id
-from packhorse.job import NewJob
+from packhorse.job import JobState, NewJob
+from packhorse.outcome import FOREVER
 from packhorse.queues import check_name
 from packhorse.retry import Backoff, RetryPolicy, make_policy
+from packhorse.shapes import Shapes, shapes_of
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from packhorse.app import Packhorse
+    from packhorse.config import Settings
     from packhorse.handle import JobHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
+Upgrade = Callable[[int, list[Any], dict[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 TAGS_CAP = 16
 SHAPES_CAP = 1_000
+VERSION_CAP = 65_535
+_NOT_LOOKED: Any = object()
+_ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+class ForeignCodec(Protocol):
+    """Another way to write a task's arguments and results, chosen with `codec=`; read only where the MAC is right."""
+
+    def encode(self, value: Any) -> bytes: ...
+    def decode(self, data: bytes) -> Any: ...
 
 
 class Using(TypedDict, total=False):
@@ -43,6 +58,7 @@ class Using(TypedDict, total=False):
     expires: datetime | timedelta | float | None
     share: str | None
     tags: tuple[str, ...]
+    metadata: Mapping[str, Any]
 
 
 class Declared(TypedDict, total=False):
@@ -59,6 +75,16 @@ class Declared(TypedDict, total=False):
     retry_for: Exceptions
     give_up_on: Exceptions
     on_worker_lost: Literal["retry", "fail"]
+    metadata: Mapping[str, Any]
+    aliases: tuple[str, ...]
+    version: int
+    upgrade: Upgrade | None
+    results: bool
+    result_ttl: timedelta | float | None
+    keep_succeeded: timedelta | float | None
+    keep_failed: timedelta | float | None
+    keep_cancelled: timedelta | float | None
+    codec: ForeignCodec | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +95,7 @@ class Options:
     expires: datetime | timedelta | float | None = None
     share: str | None = None
     tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_name(self.queue_name, "queue name")
@@ -88,6 +115,20 @@ class Options:
             raise ConfigError(f"tags must be a tuple of at most {TAGS_CAP} texts, not {self.tags!r}.")
         for tag in self.tags:
             check_name(tag, "tag")
+        if not isinstance(self.metadata, Mapping):
+            raise ConfigError(f"metadata must be a dictionary, not a {type(self.metadata).__name__}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What becomes of a task's jobs in the store."""
+
+    version: int = 1
+    upgrade: Upgrade | None = None
+    results: bool = True
+    result_ttl: int | None = None
+    keep: Mapping[JobState, int | None] = field(default_factory=dict)
+    codec: ForeignCodec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +136,60 @@ class Call(Generic[R_co]):
     """A task with arguments, ready to be enqueued: what `task.call(...)` makes and `enqueue_many` takes."""
 
     task: BaseTask[..., R_co]
-    payload: bytes
+    encoded: Encoded = field(repr=False)  # secrets too, as they travel
 
     def new_job(self) -> NewJob:
-        options = self.task.options
-        job = NewJob(
-            new_id(),
-            self.task.name,
-            self.payload,
-            options.queue_name,
-            self.task.app.stored_priority(options.priority),
-            share=options.share,
-            tags=options.tags,
+        task = self.task
+        app, stored = task.app, task.stored
+        options, encoded = app.drafted(task), self.encoded
+        if stored.codec is not None:
+            encoded = _pack_foreign(encoded, app.codec, options.metadata)
+        elif options.metadata:
+            encoded = app.codec.with_metadata(encoded, dict(options.metadata))
+        id, created = new_id(), app.clock.now()
+        run_at = delay = expires_at = lifetime = expires = None
+        if options.run_after is not None:
+            run_at, delay = _moment_or_length(options.run_after)
+        if options.expires is not None:
+            expires_at, lifetime = _moment_or_length(options.expires)
+            expires = expires_at if lifetime is None else created + lifetime
+        payload = app.seals.job(
+            id,
+            task.name,
+            encoded,
+            created=created,
+            expires=expires,
+            version=stored.version,
+            foreign=stored.codec is not None,
+            no_result=not stored.results,
         )
-        if options.run_after is None and options.expires is None:
-            return job
-        run_at, delay = _moment_or_length(options.run_after)
-        expires_at, lifetime = _moment_or_length(options.expires)
-        return job._replace(run_at=run_at, delay=delay, expires_at=expires_at, lifetime=lifetime)
+        priority = app.stored_priority(options.priority)
+        queue, share, tags = options.queue_name, options.share, options.tags
+        return NewJob(id, task.name, payload, queue, priority, run_at, delay, expires_at, lifetime, share, tags)
 
 
-def _moment_or_length(value: datetime | timedelta | float | None) -> tuple[int | None, int | None]:
-    if value is None:
-        return None, None
+def _pack_foreign(encoded: Encoded, codec: Codec, metadata: Mapping[str, Any]) -> Encoded:
+    """What the task's own codec wrote, its length before it and the metadata, as JSON, behind it."""
+    beside = codec.encode_arguments((), dict(metadata))
+    body = len(encoded.body).to_bytes(4) + encoded.body + beside.body
+    if len(body) > codec.caps.payload:
+        raise PayloadError(f"The arguments take {len(body):,} bytes, more than the {codec.caps.payload:,} allowed.")
+    return Encoded(body, beside.typed)
+
+
+def unpack_foreign(task: BaseTask[..., Any], body: bytes, codec: Codec, typed: bool) -> Arguments:
+    if task.stored.codec is None:
+        raise PayloadError("It was written by a codec that the task does not have (any more).")
+    size = int.from_bytes(body[:4])
+    metadata = codec.decode_arguments(body[4 + size :], typed=typed).kwargs
+    try:
+        args, kwargs = task.stored.codec.decode(body[4 : 4 + size])
+        return Arguments(list(args), dict(kwargs), metadata)
+    except Exception as error:
+        raise PayloadError(f"The task's own codec raised {type(error).__name__}.") from None
+
+
+def _moment_or_length(value: datetime | timedelta | float) -> tuple[int | None, int | None]:
     return (to_microseconds(value), None) if isinstance(value, datetime) else (None, length(value))
 
 
@@ -127,11 +199,14 @@ class BaseTask(Generic[P, R_co]):
     def __init__(
         self,
         app: Packhorse,
-        function: Callable[P, Any],
+        function: Callable[..., Any],
         name: str,
         options: Options,
         policy: RetryPolicy,
         on_worker_lost: Literal["retry", "fail"],
+        stored: Stored,
+        takes_context: bool,
+        aliases: tuple[str, ...],
     ) -> None:
         self.app = app
         self.function = function
@@ -139,31 +214,77 @@ class BaseTask(Generic[P, R_co]):
         self.options = options
         self.policy = policy
         self.on_worker_lost = on_worker_lost
+        self.stored = stored
+        self.takes_context = takes_context
+        self.aliases = aliases
         self.is_coroutine = inspect.iscoroutinefunction(function)
-        self._signature = inspect.signature(function)
+        self._signature = _signature(function, takes_context)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self._names = tuple(name for name, it in self._signature.parameters.items() if it.kind in positional)
-        self._shapes: set[tuple[object, ...]] = set()
+        kinds = {name: it.kind for name, it in self._signature.parameters.items()}
+        self.parameter_names = tuple(name for name, kind in kinds.items() if kind in positional)
+        self._names_of_rest = {kind: name for name, kind in kinds.items() if kind in (_ARGS, _KWARGS)}
+        self._call_shapes: set[tuple[object, ...]] = set()
+        self._shapes: Shapes | None = _NOT_LOOKED
         self.__name__ = getattr(function, "__name__", name)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
 
+    @property
+    def shapes(self) -> Shapes | None:
+        """Found at the first use, when every name in the annotations is known; None where nothing needs one."""
+        if self._shapes is _NOT_LOOKED:
+            carried = self.app.codec.registered
+            self._shapes = shapes_of(self.function, skip_first=self.takes_context, carried=carried) or None
+        return self._shapes
+
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """The task with arguments, to be enqueued later or with others."""
-        self._check_shape(args, kwargs)
-        return Call(self, codec.encode_arguments(args, kwargs, self._names))
+        self.check_call(args, kwargs)
+        if self.stored.codec is not None:
+            return Call(self, Encoded(self.stored.codec.encode((args, kwargs)), typed=False))
+        if self.shapes is not None:
+            dumped_args, dumped_kwargs = self.shapes.dump_arguments(args, kwargs)
+            return Call(self, self.app.codec.encode_arguments(dumped_args, dumped_kwargs, self.parameter_names))
+        return Call(self, self.app.codec.encode_arguments(args, kwargs, self.parameter_names))
 
-    def _check_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Whether arguments fit depends on their number and names alone, so each shape is tried once.
+    def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        # Whether arguments fit depends on their number and names alone, so each combination is tried once.
         shape = (len(args), *kwargs)
-        if shape in self._shapes:
+        if shape in self._call_shapes:
             return
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}() cannot be called like this: {error}") from None
-        if len(self._shapes) < SHAPES_CAP:
-            self._shapes.add(shape)
+        if len(self._call_shapes) < SHAPES_CAP:
+            self._call_shapes.add(shape)
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name; those of *args and **kwargs below theirs, so that a telling name is not lost."""
+        names = self.parameter_names
+        found: dict[str, Any] = dict(zip(names, args, strict=False))
+        if len(args) > len(names):
+            found[self._names_of_rest.get(_ARGS, "others")] = list(args[len(names) :])
+        if (rest := self._names_of_rest.get(_KWARGS)) is None:
+            return {**found, **kwargs}
+        declared = {name: value for name, value in kwargs.items() if name in self._signature.parameters}
+        others = {name: value for name, value in kwargs.items() if name not in declared}
+        return {**found, **declared, rest: others} if others else {**found, **declared}
+
+    def upgraded(self, version: int, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments of an older payload version as the function takes them now."""
+        if version == self.stored.version:
+            return args, kwargs
+        if self.stored.upgrade is None:
+            raise PayloadError(
+                f"The job has payload version {version}, and task {self.name!r} has no upgrade function to make it "
+                f"{self.stored.version}. Declare one with upgrade=…."
+            )
+        try:
+            new_args, new_kwargs = self.stored.upgrade(version, args, kwargs)
+            return list(new_args), dict(new_kwargs)
+        except Exception as error:
+            raise PayloadError(f"Upgrading from payload version {version} raised {type(error).__name__}.") from None
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         return self.app.enqueue(self.call(*args, **kwargs))
@@ -175,7 +296,7 @@ class BaseTask(Generic[P, R_co]):
     adelay = aenqueue
 
     def using(self, **changes: Unpack[Using]) -> Self:
-        """A copy whose jobs differ in queue_name, priority, run_after, expires, share or tags."""
+        """A copy whose jobs differ in queue_name, priority, run_after, expires, share, tags or metadata."""
         try:
             options = replace(self.options, **changes)
         except TypeError:
@@ -189,28 +310,47 @@ class BaseTask(Generic[P, R_co]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
+    def _context(self) -> Context:
+        """For a call in place: that of the job it happens in, else one that nobody watches."""
+        around = performing.get()
+        if around is not None:
+            return around
+        options = self.options
+        now = self.app.clock.now()
+        return in_place(self.name, options.queue_name, options.priority, options.metadata, now)
+
 
 class Task(BaseTask[P, R_co]):
     """A plain function."""
 
-    function: Callable[P, R_co]
-
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Perform it here and now."""
-        return self.function(*args, **kwargs)
+        if not self.takes_context:
+            result: R_co = self.function(*args, **kwargs)
+            return result
+        with entered(self._context()) as context:
+            return self.function(context, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 class CoroutineTask(BaseTask[P, R_co]):
     """A coroutine function."""
 
-    function: Callable[P, Coroutine[Any, Any, R_co]]
-
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
         """Perform it here and now."""
-        return self.function(*args, **kwargs)
+        if self.takes_context:
+            return self._with_context(args, kwargs)
+        coroutine: Coroutine[Any, Any, R_co] = self.function(*args, **kwargs)
+        return coroutine
+
+    async def _with_context(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R_co:
+        with entered(self._context()) as context:
+            result: R_co = await self.function(context, *args, **kwargs)
+            return result
 
 
-def make_task(app: Packhorse, function: Callable[..., Any], given: Declared) -> BaseTask[..., Any]:
+def make_task(
+    app: Packhorse, function: Callable[..., Any], given: Declared, takes_context: bool = False
+) -> BaseTask[..., Any]:
     if not callable(function) or isinstance(function, type | BaseTask):
         raise ConfigError(f"@app.task goes on a function, not on {function!r}.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -231,8 +371,61 @@ def make_task(app: Packhorse, function: Callable[..., Any], given: Declared) -> 
     lost = declared.pop("on_worker_lost", app.settings.on_worker_lost)
     if lost not in ("retry", "fail"):
         raise ConfigError(f"on_worker_lost must be 'retry' or 'fail', not {lost!r}.")
+    aliases = declared.pop("aliases", ())
+    if not isinstance(aliases, tuple):
+        raise ConfigError(f"aliases must be a tuple of texts, not {aliases!r}.")
+    for alias in aliases:
+        check_name(alias, "alias")
+    stored = _make_stored(app, declared)
     kind = CoroutineTask if inspect.iscoroutinefunction(function) else Task
-    return kind(app, function, name, Options(**declared), policy, lost)
+    return kind(app, function, name, Options(**declared), policy, lost, stored, takes_context, aliases)
+
+
+def _make_stored(app: Packhorse, declared: dict[str, Any]) -> Stored:
+    version, upgrade = declared.pop("version", 1), declared.pop("upgrade", None)
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= VERSION_CAP:
+        raise ConfigError(f"version must be a whole number from 0 to {VERSION_CAP:,}, not {version!r}.")
+    codec = declared.pop("codec", None)
+    if codec is not None and not app.settings.signing:
+        raise ConfigError("A codec of one's own decodes only signed payloads. Leave signing on.")
+    results = declared.pop("results", True)
+    if not isinstance(results, bool):
+        raise ConfigError(f"results must be True or False, not {results!r}.")
+    ttl = _kept("result_ttl", declared.pop("result_ttl", app.settings.result_ttl))
+    keep: dict[JobState, int | None] = {}
+    for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED):
+        name = f"keep_{state}"
+        if name in declared:
+            kept = _kept(name, declared.pop(name))
+            keep[state] = FOREVER if kept is None else kept
+        else:
+            keep[state] = default_keep(app.settings, state)
+    return Stored(version=version, upgrade=upgrade, results=results, result_ttl=ttl, keep=keep, codec=codec)
+
+
+def default_keep(settings: Settings, state: JobState) -> int | None:
+    """Where a task says nothing: nothing is kept, or the store prunes by the settings."""
+    return 0 if getattr(settings, f"keep_{state}") == 0 else None
+
+
+def _kept(name: str, value: timedelta | float | None) -> int | None:
+    if value is None:
+        return None
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise ConfigError(f"{name} must be a timedelta, a number of seconds from 0 on, or None for good.")
+    return length(seconds)
+
+
+def _signature(function: Callable[..., Any], takes_context: bool) -> inspect.Signature:
+    signature = inspect.signature(function)
+    if not takes_context:
+        return signature
+    first, *others = signature.parameters.values() or [None]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if first is None or first.kind not in positional:
+        raise ConfigError(f"{function.__qualname__} takes no first argument for the context.")
+    return signature.replace(parameters=[other for other in others if other is not None])
 
 
 def import_path(function: Callable[..., Any]) -> str:

@@ -17,13 +17,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packhorse import Packhorse, codec
+from packhorse import Packhorse
 from packhorse.ids import from_text
 from packhorse.job import Job, JobState
 from tests.faults.apps import Ledger, make_app
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
+BODY_AT = 40  # behind the head of an envelope
 STATES = list(JobState)  # stored by number, from 1
 SHORT = {"heartbeat": 0.25, "lease": 1.0, "polling_interval": 0.2, "shutdown_timeout": 10.0}
 QUICK = {"packhorse.runtime.dispatcher.ADOPT_EVERY": 0.2}
@@ -152,9 +153,8 @@ class Place:
         return Counter({str(STATES[code - 1]): n for code, n in self.sql("select state, count(*) from job group by 1")})
 
     def job(self, id: str) -> Job:
-        job = self.app.store.job(from_text(id))
+        job = self.app.job(id).look()
         self.app.close()
-        assert job is not None
         return job
 
     def wait_state(self, id: str, state: str, within: float = 20.0) -> Job:
@@ -216,8 +216,8 @@ class Place:
 def _key(body: bytes | None) -> str:
     if body is None:
         return "?"
-    args, kwargs = codec.decode_arguments(body)
-    return str(args[0] if args else kwargs["key"])
+    arguments = json.loads(body[BODY_AT:])
+    return str(arguments["a"][0] if arguments["a"] else arguments["k"]["key"])
 
 
 class Client:

@@ -110,7 +110,7 @@ def test_a_file_that_is_no_database_is_left_alone(place: Place):
 def test_new_files_are_closed_to_others(place: Place):
     place.app.tasks["note"].enqueue("job")
     modes = {path.name: path.stat().st_mode & 0o777 for path in place.folder.glob("jobs.db*")}
-    assert set(modes) == {"jobs.db", "jobs.db-wal", "jobs.db-shm", "jobs.db-lock"}
+    assert set(modes) == {"jobs.db", "jobs.db-wal", "jobs.db-shm", "jobs.db-lock", "jobs.db-key"}
     assert set(modes.values()) == {0o600}
 
 

@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -24,13 +24,17 @@ SOON = 20.0
 def test_a_result_that_fights_back_costs_the_result_alone(app: Packhorse):
     """Looking at a value runs its own code, which may raise anything."""
 
-    class Bad:
-        def __repr__(self) -> str:
-            raise RuntimeError("not for you")
+    class Bad(datetime):
+        pass
+
+    def look(value: Bad) -> str:
+        raise RuntimeError("not for you")
+
+    app.register_type(Bad, name="bad", encode=look, decode=Bad.fromisoformat)
 
     @app.task
     def bad() -> Any:
-        return {Bad(): 1}
+        return Bad(2026, 1, 1)
 
     @app.task
     def good() -> str:
@@ -41,7 +45,7 @@ def test_a_result_that_fights_back_costs_the_result_alone(app: Packhorse):
         assert second.result(SOON) == "fine"
         seen = first.look()
     assert seen.state is JobState.SUCCEEDED
-    assert seen.result_error == "RuntimeError while encoding it"
+    assert seen.result_error == "Cannot store the result: a bad cannot be encoded: RuntimeError."
 
 
 def test_whatever_breaks_around_a_task_the_slot_lives(app: Packhorse, monkeypatch: pytest.MonkeyPatch):
@@ -116,8 +120,9 @@ def test_a_job_claimed_again_while_its_old_attempt_runs(app: Packhorse):
         release.wait(SOON)
 
     slots = Slots(2, Performer(app), ended.append)
-    payload = b'{"v":1,"a":[],"k":{}}'
-    slots.put([Claim(token, "wait", payload, "default", 0, 0, 0, 0, None) for token in (first, second)])
+    new = app.tasks["wait"].call().new_job()
+    first, second = first._replace(id=new.id), second._replace(id=new.id)
+    slots.put([Claim(token, "wait", new.payload, "default", 0, 0, 0, 0, None) for token in (first, second)])
     wait_until(lambda: len(slots.running_for(0)) == 2)
     release.set()
     wait_until(lambda: len(ended) == 2)

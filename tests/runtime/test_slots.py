@@ -168,8 +168,9 @@ def make_slots(app: Packhorse, concurrency: int) -> tuple[Slots, list[Outcome]]:
 
 
 def claim_of(task: Any, number: int) -> Claim:
-    token = Token(b"p" * 16, 1, number.to_bytes(16, "big"), 1)
-    return Claim(token, task.name, task.call().payload, "default", 0, 0, 0, 0, None)
+    new = task.call().new_job()
+    token = Token(b"p" * 16, number, new.id, 1)
+    return Claim(token, task.name, new.payload, "default", 0, 0, 0, 0, None)
 
 
 def test_a_coroutine_that_is_cancelled_before_it_begins_gives_its_slot_back(app: Packhorse):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from packhorse import JobState, Packhorse, ResultUnavailable
-from packhorse.codec import encode_result
 from packhorse.errors import StoreDataError, StoreUnavailable
 from packhorse.outcome import Outcome
 from packhorse.runtime.embedded import Embedded
@@ -107,7 +106,7 @@ class Picky(Trouble):
     """Takes no poison."""
 
     def before(self, outcomes: Sequence[Outcome]) -> None:
-        if any(outcome.result == encode_result(POISON) for outcome in outcomes):
+        if any(outcome.result is not None and POISON.encode() in outcome.result for outcome in outcomes):
             raise StoreDataError("this value cannot be stored")
 
 

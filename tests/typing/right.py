@@ -1,11 +1,18 @@
 """The public API as a type checker should see it: everything here is right, and the types are those named."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
 from packhorse import (
     Call,
     Cancel,
+    Context,
+    CoroutineTask,
+    Draft,
+    Event,
     Exponential,
     Failure,
     Fixed,
@@ -13,9 +20,20 @@ from packhorse import (
     JobFailed,
     JobHandle,
     JobState,
+    Middleware,
     Packhorse,
+    Progress,
     Retry,
+    Secret,
     Snooze,
+    Task,
+    aas_completed,
+    agather,
+    as_completed,
+    await_jobs,
+    current_context,
+    gather,
+    wait_jobs,
 )
 
 app = Packhorse("shop", "memory://", heartbeat=1, lease=10)
@@ -113,3 +131,93 @@ def operate() -> None:
     assert_type(app.inspection.counts(), dict[JobState, int])
     for job in app.inspection.jobs():
         assert_type(job, Job)
+
+
+# A context comes first and is not the caller's business.
+@app.task(takes_context=True, retries=2)
+def climb(context: Context, steps: int, *, slowly: bool = False) -> int:
+    context.progress(1, steps, "on the way")
+    context.log.info("attempt %d", context.attempt)
+    assert_type(context.remaining, float | None)
+    assert_type(context.stop_requested, bool)
+    assert_type(context.metadata, dict[str, Any])
+    assert_type(current_context(), Context)
+    return steps
+
+
+@app.task(takes_context=True)
+async def aclimb(context: Context, steps: int) -> int:
+    return steps
+
+
+assert_type(climb(3, slowly=True), int)
+assert_type(climb.enqueue(3, slowly=True), JobHandle[int])
+assert_type(climb.enqueue(3).progress(), Progress | None)
+assert_type(aclimb.enqueue(3), JobHandle[int])
+
+
+@app.task(aliases=("old.login",), version=2, upgrade=lambda version, args, kwargs: (args, kwargs), results=False)
+def login(user: str, password: Secret[str]) -> None:
+    assert_type(password.reveal(), str)
+
+
+login.using(metadata={"trace": "abc"}).enqueue("ada", Secret("x"))
+
+
+@app.task(keep_succeeded=0, keep_failed=timedelta(days=90), keep_cancelled=None, result_ttl=3600)
+def forget() -> None: ...
+
+
+# Extensions.
+class Point:
+    x: int
+
+
+app.register_type(Point, name="point", encode=lambda point: point.x, decode=lambda data: Point())
+
+
+class Tracing(Middleware):
+    def enqueue(self, draft: Draft) -> Draft:
+        return replace(draft, metadata={**draft.metadata, "trace": "abc"})
+
+    @contextmanager
+    def perform(self, context: Context) -> Iterator[None]:
+        yield
+
+
+app.use(Tracing())
+
+
+@app.subscribe("failed", "lost")
+def alarm(event: Event) -> None:
+    assert_type(event.failure, Failure | None)
+
+
+# Waiting for many.
+def many_results() -> None:
+    assert_type(gather(resize.enqueue(1), resize.enqueue(2)), list[str])
+    finished, unfinished = wait_jobs([resize.enqueue(1)], timeout=3, first=True)
+    assert_type(finished, list[JobHandle[str]])
+    assert_type(unfinished, list[JobHandle[str]])
+    for handle in as_completed([resize.enqueue(1)]):
+        assert_type(handle.result(), str)
+
+
+async def many_results_later() -> None:
+    assert_type(await agather(climb.enqueue(1)), list[int])
+    finished, _ = await await_jobs([climb.enqueue(1)])
+    assert_type(finished, list[JobHandle[int]])
+    async for handle in aas_completed([resize.enqueue(1)]):
+        assert_type(await handle.aresult(), str)
+
+
+def declared() -> tuple[Task[[int], str], CoroutineTask[[str], str | None]]:
+    return app.task(name="other")(other), app.task(name="another")(another)
+
+
+def other(number: int, /) -> str:
+    return str(number)
+
+
+async def another(text: str, /) -> str | None:
+    return text

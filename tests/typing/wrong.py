@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from packhorse import JobHandle, Packhorse
+from packhorse import Context, JobHandle, Middleware, Packhorse, Secret, gather
 
 app = Packhorse("shop", "memory://")
 
@@ -64,3 +64,45 @@ async def twins() -> None:
 
 async def wrong_result() -> int:
     return await (await fetch.aenqueue("x")).aresult()  # error
+
+
+# The context is the worker's to give, and typed like the rest.
+@app.task(takes_context=True)
+def climb(context: Context, steps: int) -> int:
+    context.progress("half")  # error
+    context.attempt = 2  # error
+    return steps
+
+
+climb.enqueue(Context, 3)  # error
+climb.enqueue("3")  # error
+climb()  # error
+
+
+@app.task(takes_context=True)  # error
+def no_context(steps: int) -> int:
+    return steps
+
+
+# Secrets must be wrapped, and stay wrapped.
+@app.task
+def login(password: Secret[str]) -> None:
+    password.upper()  # error
+
+
+login.enqueue("hunter2")  # error
+login.enqueue(Secret(5))  # error
+app.task(results="no")  # error
+app.task(version="2")  # error
+app.task(keep_failed="90 days")  # error
+resize.using(metadata=["trace"])  # error
+app.use(Middleware)  # error
+app.subscribe(alarm)  # error
+
+
+@app.subscribe("failed")  # error
+def alarm(event: str) -> None: ...
+
+
+texts: list[int] = gather(resize.enqueue(1))  # error
+gather([resize.enqueue(1)])  # error

@@ -16,6 +16,7 @@ from typing import IO, Literal
 
 from packhorse.app import Packhorse
 from packhorse.job import Token
+from packhorse.logs import configure
 from packhorse.queues import parse_queues
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.loading import load_app
@@ -24,8 +25,6 @@ from packhorse.runtime.worker import Worker
 from packhorse.stores.contract import Order, OrderKind
 
 UNDRAINED = 3  # exit status of a process that had to stop while jobs still ran
-
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class Plan:
     burst: bool = False
     max_jobs: int | None = None
     log_level: str = "WARNING"
+    log_format: Literal["text", "json"] = "text"
 
     def command(self, id: bytes, supervisor: bytes) -> list[str]:
         plan = json.dumps(asdict(self) | {"id": id.hex(), "supervisor": supervisor.hex()})
@@ -65,7 +65,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     id, supervisor = bytes.fromhex(given.pop("id")), bytes.fromhex(given.pop("supervisor"))
     plan = Plan(**given)
-    logging.basicConfig(level=plan.log_level, format=LOG_FORMAT)
+    configure(plan.log_level, plan.log_format)
     line = _own_input()
     app = load_app(plan.app)
     process = Process(app, plan.make_role(app), id=id, supervisor=supervisor)

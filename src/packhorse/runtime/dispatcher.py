@@ -41,7 +41,7 @@ class Dispatcher:
             self._adopt_at = now + ADOPT_EVERY
         if now >= self._prune_at:
             pruned = self._app.store.prune(self._app.settings.retention, batch)
-            self._prune_at = now if pruned == batch else now + PRUNE_EVERY
+            self._prune_at = now if pruned >= batch else now + PRUNE_EVERY
         if promoted.jobs == batch:
             return 0
         return LOOK_EVERY if promoted.next_due is None else min(LOOK_EVERY, promoted.next_due / SECOND)

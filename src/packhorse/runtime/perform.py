@@ -1,4 +1,4 @@
-"""From a claim to its outcome: look up, decode, call, encode, decide."""
+"""From a claim to its outcome: verify, look up, decode, call, encode, decide."""
 
 from __future__ import annotations
 
@@ -6,119 +6,329 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import math
 import time
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
 
-from packhorse import codec
-from packhorse.app import Packhorse
-from packhorse.errors import PayloadError
+from packhorse.app import SEALED_REASON, Packhorse
+from packhorse.clock import SECOND, length, to_datetime
+from packhorse.codec import Arguments, Encoded
+from packhorse.context import Context, Progress, performing
+from packhorse.errors import Cancel, PayloadError
+from packhorse.events import Event, EventKind
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
-from packhorse.job import MESSAGE_CAP, Claim, FailureKind, JobState, Token, storable
-from packhorse.outcome import Outcome, decide, refuse, stop, succeed
+from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, Token, storable
+from packhorse.logs import job_extra
+from packhorse.masking import mask_text, secrets_in
+from packhorse.outcome import Outcome, decide, expire, refuse, stop, stray, succeed
+from packhorse.reporters import ErrorReport, report
 from packhorse.retry import RetryPolicy
-from packhorse.task import BaseTask
+from packhorse.runtime.progress import Recorder
+from packhorse.seals import OpenedJob
+from packhorse.task import BaseTask, default_keep, unpack_foreign
 
 log = logging.getLogger("packhorse.jobs")
 
-Prepared = tuple[BaseTask[..., Any], list[Any], dict[str, Any]]
+SKEW = 60 * SECOND  # how far the clocks of enqueuing programs and workers may be apart
+
+
+class Prepared(NamedTuple):
+    task: BaseTask[..., Any]
+    context: Context
+    args: list[Any]
+    kwargs: dict[str, Any]
 
 
 class UnknownTask(LookupError):
-    """This worker has no task of that name."""
+    """This worker has no task of that name, or an older version of it."""
 
 
 class Performer:
-    def __init__(self, app: Packhorse) -> None:
+    def __init__(self, app: Packhorse, stop_by: Callable[[], float | None] = lambda: None) -> None:
         self._app = app
-        self._tasks = app.tasks
+        self._tasks = app.known_tasks
+        self._stop_by = stop_by
+        self._recorder = Recorder(app)
+        self._open_job = app.seals.open_job
+        self._stray_patience = length(app.settings.unknown_task_timeout)
         self.cancelled: dict[Token, str] = {}
 
     def is_coroutine(self, claim: Claim) -> bool:
         task = self._tasks.get(claim.task)
         return task is not None and task.is_coroutine
 
+    # What contexts ask.
+
+    def stop_asked(self, token: Token) -> bool:
+        return token in self.cancelled or self._stop_by() is not None
+
+    def seconds_left(self, token: Token) -> float | None:
+        stop_by = self._stop_by()
+        return None if stop_by is None or math.isinf(stop_by) else max(0.0, stop_by - time.monotonic())
+
+    def report_progress(self, claim: Claim, progress: Progress) -> None:
+        self._recorder.note(claim, progress)
+
+    def close(self) -> None:
+        self._recorder.close()
+
+    # Performing.
+
     def in_thread(self, claim: Claim) -> Outcome:
         failpoint("slot.before_perform")
+        performing.set(None)  # until it begins; the thread may have performed another job before
         prepared = self._prepare(claim)
         if isinstance(prepared, Outcome):
-            return prepared
-        task, args, kwargs = prepared
+            return self.kept(claim, prepared)
+        task, context, args, kwargs = prepared
+        performing.set(context)
         began = time.monotonic_ns()
         try:
-            value = contextvars.copy_context().run(task.function, *args, **kwargs)
+            if self._app.performing:
+                value = contextvars.copy_context().run(self._wrapped, prepared)
+            else:
+                value = contextvars.copy_context().run(task.function, *args, **kwargs)
         except BaseException as error:  # a task may also raise SystemExit; the slot must live on
-            return self._raised(claim, task, error, began)
-        if value is not None and (inspect.iscoroutine(value) or inspect.isgenerator(value)):
-            value.close()
-            return self._raised(claim, task, _undone(value), began)
-        return self._returned(claim, value, began)
+            outcome = self._raised(claim, prepared, error, began)
+        else:
+            if value is not None and (inspect.iscoroutine(value) or inspect.isgenerator(value)):
+                value.close()
+                outcome = self._raised(claim, prepared, _undone(value), began)
+            else:
+                outcome = self._returned(claim, prepared, value, began)
+        if self._recorder.has(claim.token):
+            self._recorder.settle(claim.token)
+        return outcome
 
     async def in_loop(self, claim: Claim) -> Outcome:
         failpoint("slot.before_perform")
         prepared = self._prepare(claim)
         if isinstance(prepared, Outcome):
-            return prepared
-        task, args, kwargs = prepared
+            return self.kept(claim, prepared)
+        task, context, args, kwargs = prepared
+        performing.set(context)
         began = time.monotonic_ns()
+        value = None
         try:
-            value = await task.function(*args, **kwargs)
+            with ExitStack() as stack:
+                for middleware in self._app.performing:
+                    stack.enter_context(middleware.perform(context))
+                value = await task.function(*args, **kwargs)
         except asyncio.CancelledError as error:
             if claim.token in self.cancelled:
-                return stop(claim.token, _since(began), self.cancelled.pop(claim.token))
-            return self._raised(claim, task, error, began)
+                outcome = self.kept(claim, stop(claim.token, _since(began), self.cancelled.pop(claim.token)))
+            else:
+                outcome = self._raised(claim, prepared, error, began)
         except BaseException as error:
-            return self._raised(claim, task, error, began)
-        return self._returned(claim, value, began)
+            outcome = self._raised(claim, prepared, error, began)
+        else:
+            outcome = self._returned(claim, prepared, value, began)
+        if self._recorder.has(claim.token):
+            await self._settle(claim.token)
+        return outcome
+
+    async def _settle(self, token: Token) -> None:
+        """To the end, though it be cancelled meanwhile: the task has ended, and how is known."""
+        writing = asyncio.get_running_loop().run_in_executor(None, self._recorder.settle, token)
+        while not writing.done():
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                pass
+
+    def _wrapped(self, prepared: Prepared) -> Any:
+        task, context, args, kwargs = prepared
+        with ExitStack() as stack:
+            for middleware in self._app.performing:
+                stack.enter_context(middleware.perform(context))
+            return task.function(*args, **kwargs)
+
+    # Before.
 
     def _prepare(self, claim: Claim) -> Prepared | Outcome:
         if self.cancelled and claim.token in self.cancelled:
             return stop(claim.token, None, self.cancelled.pop(claim.token))
-        task = self._tasks.get(claim.task)
-        if task is None:
-            return self._refused(claim, FailureKind.UNKNOWN_TASK, _unknown(claim.task, self._app))
         try:
-            args, kwargs = codec.decode_arguments(claim.payload)
+            opened = self._open_job(claim.token.id, claim.task, claim.payload)
+            if opened.expires is not None and opened.expires + SKEW < self._app.clock.now():
+                return expire(claim.token)
+            task = self._tasks.get(claim.task)
+            if task is None or opened.version > task.stored.version:
+                return self._strayed(claim, task)
+            args, kwargs, metadata = self._arguments(task, opened)
         except PayloadError as error:
-            return self._refused(claim, FailureKind.UNDECODABLE, error)
-        return task, args, kwargs
+            return self._refused(claim, error)
+        context = Context(claim, metadata, self)
+        if task.takes_context:
+            args = [context, *args]
+        if self._app.events:
+            self._tell_started(claim)
+        return Prepared(task, context, args, kwargs)
 
-    def _refused(self, claim: Claim, kind: FailureKind, error: Exception) -> Outcome:
-        log.error("job %s was not performed: %s", to_text(claim.token.id), error)
-        return refuse(claim, kind, error)
+    def _arguments(
+        self, task: BaseTask[..., Any], opened: OpenedJob
+    ) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+        args, kwargs, metadata = self._as_sent(task, opened)
+        if opened.version != task.stored.version:
+            args, kwargs = task.upgraded(opened.version, args, kwargs)
+        try:
+            task.check_call(args, kwargs)
+        except TypeError as error:
+            raise PayloadError(f"{error}. The task has changed since; declare an upgrade, or enqueue anew.") from None
+        if task.shapes is not None and not opened.foreign:
+            args, kwargs = task.shapes.load_arguments(args, kwargs)
+        return args, kwargs, metadata
 
-    def _returned(self, claim: Claim, value: Any, began: int) -> Outcome:
+    def _as_sent(self, task: BaseTask[..., Any], opened: OpenedJob) -> Arguments:
+        if opened.foreign:
+            return unpack_foreign(task, opened.body, self._app.codec, opened.typed)
+        return self._app.codec.decode_arguments(opened.body, typed=opened.typed)
+
+    def _strayed(self, claim: Claim, task: BaseTask[..., Any] | None) -> Outcome:
+        error = _unknown(claim.task, self._app, task)
+        outcome = stray(claim, error, self._stray_patience)
+        level = logging.ERROR if outcome.state is JobState.FAILED else logging.INFO
+        log.log(level, "job %s was not performed: %s", to_text(claim.token.id), error, extra=_extra(claim))
+        return outcome
+
+    def _refused(self, claim: Claim, error: PayloadError) -> Outcome:
+        log.error("job %s was not performed: %s", to_text(claim.token.id), error, extra=_extra(claim))
+        outcome = refuse(claim, FailureKind.UNDECODABLE, error)
+        return outcome._replace(keep=0) if self._app.settings.drop_undecodable else outcome
+
+    def _tell_started(self, claim: Claim) -> None:
+        now = to_datetime(self._app.clock.now())
+        self._app.events.tell(Event(kind=EventKind.STARTED, at=now, **_names(claim)))
+
+    # After.
+
+    def _returned(self, claim: Claim, prepared: Prepared, value: Any, began: int) -> Outcome:
         duration = _since(began)
         failpoint("slot.after_perform")
         if self.cancelled:
             self.cancelled.pop(claim.token, None)  # it came too late
-        if value is None:
-            return succeed(claim.token, duration, None)
+        task, token = prepared.task, claim.token
+        stored = task.stored
+        keep = stored.keep[JobState.SUCCEEDED]
+        if value is None or keep == 0 or not stored.results:
+            return succeed(token, duration, None, keep=keep)
         try:
-            return succeed(claim.token, duration, codec.encode_result(value))
+            result = self._sealed_result(task, token.id, value)
         except Exception as error:  # a value's own methods may raise anything while they are looked at
-            why = str(error) if isinstance(error, PayloadError) else f"{type(error).__name__} while encoding it"
-            log.warning("job %s (%s) succeeded without a result: %s", to_text(claim.token.id), claim.task, why)
-            return succeed(claim.token, duration, None, storable(why, MESSAGE_CAP))
+            shown = isinstance(error, PayloadError) and not self._app.seals.encrypted
+            why = self._mask(claim, prepared)(str(error)) if shown else f"{type(error).__name__} while encoding it"
+            log.warning(
+                "job %s (%s) succeeded without a result: %s", to_text(token.id), claim.task, why, extra=_extra(claim)
+            )
+            return succeed(token, duration, None, storable(why, MESSAGE_CAP), keep=keep)
+        return succeed(token, duration, result, keep=keep, result_ttl=stored.result_ttl)
 
-    def _raised(self, claim: Claim, task: BaseTask[..., Any], error: BaseException, began: int) -> Outcome:
+    def _sealed_result(self, task: BaseTask[..., Any], id: bytes, value: Any) -> bytes:
+        app, foreign = self._app, task.stored.codec
+        if foreign is not None:
+            body = foreign.encode(value)
+            if len(body) > app.settings.result_cap:
+                raise PayloadError(f"The result takes {len(body):,} bytes, more than {app.settings.result_cap:,}.")
+            return app.seals.result(id, Encoded(body, typed=False), foreign=True)
+        if task.shapes is not None:
+            value = task.shapes.dump_result(value)
+        return app.seals.result(id, app.codec.encode_result(value))
+
+    def _raised(self, claim: Claim, prepared: Prepared, error: BaseException, began: int) -> Outcome:
         duration = _since(began)
         failpoint("slot.after_perform")
+        task = prepared.task
+        mask = self._mask(claim, prepared)
+        skip = 2 if self._app.performing and not task.is_coroutine else 1
         try:
-            outcome = decide(claim, error, task.policy, duration, skip_frames=1)
+            outcome = decide(claim, error, task.policy, duration, skip_frames=skip, mask=mask)
         except BaseException as broken:  # the task's own backoff, or a wait that is no length
             note = f"{type(error).__name__}, and the wait before the next attempt could not be found: {broken!r}"
-            outcome = decide(claim, TypeError(note), RetryPolicy(), duration)
+            outcome = decide(claim, TypeError(note), RetryPolicy(), duration, mask=mask)
         reason = self.cancelled.pop(claim.token, None)
         if reason is not None and not outcome.state.finished:
             outcome = stop(claim.token, duration, reason)  # an operator asked: it must not come back
+        if outcome.failure is not None and self._app.error_reporters:
+            told = ErrorReport(error, prepared.context, outcome.state is JobState.FAILED, mask)
+            report(self._app.error_reporters, told)
+        if isinstance(error, Cancel) and outcome.reason is not None and self._app.seals.encrypted:
+            # A reason is stored as it is, and the task's own words may hold what is to be kept secret.
+            said = Failure(FailureKind.ERROR, SEALED_REASON, outcome.reason).encode()
+            outcome = outcome._replace(reason="cancelled", failure=said)
         _log_end(claim, outcome, error)
-        return outcome
+        return self.kept(claim, outcome)
+
+    def kept(self, claim: Claim, outcome: Outcome) -> Outcome:
+        """With how long the task wants a job that ended so to be kept."""
+        if outcome.keep is not None or not outcome.state.finished:
+            return outcome
+        task, settings = self._tasks.get(claim.task), self._app.settings
+        keep = default_keep(settings, outcome.state) if task is None else task.stored.keep[outcome.state]
+        return outcome if keep is None else outcome._replace(keep=keep)
+
+    def _mask(self, claim: Claim, prepared: Prepared) -> Callable[[str], str]:
+        """Hides what the arguments and the metadata hold, and what they held before the task took them apart."""
+        task, context, args, kwargs = prepared
+        more = self._app.settings.sensitive_names
+        now = task.named(args[1:] if task.takes_context else args, kwargs)
+        secrets = secrets_in([now, context.metadata], more)
+        try:
+            sent = self._as_sent(task, self._open_job(claim.token.id, claim.task, claim.payload))
+            secrets |= secrets_in([task.named(sent.args, sent.kwargs), sent.metadata], more)
+        except Exception:  # it was readable before; whatever it is now, the attempt ends
+            pass
+        return partial(mask_text, secrets=secrets) if secrets else str
+
+    # Telling, once the store has it.
+
+    def tell_ended(self, claim: Claim, outcome: Outcome) -> None:
+        kind = _kind(outcome)
+        if kind is None:
+            return
+        failure = None
+        if outcome.failure is not None and kind is not EventKind.CANCELLED:
+            failure = self._app.open_failure(outcome.token.id, outcome.failure)
+        duration = None if outcome.duration is None else outcome.duration / SECOND
+        now = to_datetime(self._app.clock.now())
+        self._app.events.tell(Event(kind=kind, at=now, duration=duration, failure=failure, **_names(claim)))
 
 
-def _unknown(name: str, app: Packhorse) -> UnknownTask:
+def _kind(outcome: Outcome) -> EventKind | None:
+    match outcome.state:
+        case JobState.SUCCEEDED:
+            return EventKind.SUCCEEDED
+        case JobState.FAILED:
+            return EventKind.FAILED
+        case JobState.CANCELLED:
+            return EventKind.CANCELLED
+        case JobState.SCHEDULED:
+            if outcome.strayed:
+                return None
+            return EventKind.RETRYING if outcome.failure is not None else EventKind.SNOOZED
+    return None
+
+
+def _names(claim: Claim) -> dict[str, Any]:
+    id, attempt = to_text(claim.token.id), claim.attempts + 1
+    return {"job_id": id, "task": claim.task, "queue_name": claim.queue, "attempt": attempt}
+
+
+def _extra(claim: Claim) -> dict[str, Any]:
+    return job_extra(to_text(claim.token.id), claim.task, claim.queue, claim.attempts + 1)
+
+
+def _unknown(name: str, app: Packhorse, task: BaseTask[..., Any] | None) -> UnknownTask:
+    if task is not None:
+        return UnknownTask(
+            f"its payload is newer than this worker's version of task {name!r}. Deploy the newer code here too."
+        )
     return UnknownTask(
-        f"there is no task {name!r} in application {app.name!r}. Start a worker whose code has it, then retry the job."
+        f"there is no task {name!r} in application {app.name!r}. Start a worker whose code has it, or declare the name "
+        "as an alias of the task it has become."
     )
 
 
@@ -134,13 +344,14 @@ def _since(began: int) -> int:
 
 
 def _log_end(claim: Claim, outcome: Outcome, error: BaseException) -> None:
-    id, attempt = to_text(claim.token.id), claim.attempts + 1
+    id, attempt, extra = to_text(claim.token.id), claim.attempts + 1, _extra(claim)
     kind = type(error).__name__
     match outcome.state:
         case JobState.FAILED:
-            log.error("job %s (%s) failed for good in attempt %d: %s", id, claim.task, attempt, kind)
+            log.error("job %s (%s) failed for good in attempt %d: %s", id, claim.task, attempt, kind, extra=extra)
         case JobState.SCHEDULED:
-            wait = outcome.delay / 1_000_000
-            log.info("job %s (%s) ended attempt %d with %s; again in %.1f s", id, claim.task, attempt, kind, wait)
+            wait = outcome.delay / SECOND
+            text = "job %s (%s) ended attempt %d with %s; again in %.1f s"
+            log.info(text, id, claim.task, attempt, kind, wait, extra=extra)
         case _:
-            log.info("job %s (%s) ended %s in attempt %d", id, claim.task, outcome.state, attempt)
+            log.info("job %s (%s) ended %s in attempt %d", id, claim.task, outcome.state, attempt, extra=extra)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from packhorse.app import Packhorse
-from packhorse.clock import length
+from packhorse.clock import length, to_datetime
 from packhorse.errors import StoreError
+from packhorse.events import Event, EventKind
 from packhorse.ids import new_id, to_text
 from packhorse.runtime.wakeup import Wake
 from packhorse.stores.contract import Order, ProcessInfo
@@ -59,7 +60,7 @@ class Process:
         self.supervisor = supervisor
         self.wake = Wake()
         self._enrolled = False
-        self._stop_by: float | None = None
+        self.stop_by: float | None = None
         self._heart: Heart | None = None
 
     def run(self) -> None:
@@ -75,20 +76,21 @@ class Process:
                     failures += 1
                     delay = min(BACKOFF_CAP, 0.05 * 2**failures) * random.uniform(0.5, 1)
                     log.warning("%s: the store failed (%s); trying again in %.1f s", self.role.name, error, delay)
-                if self._stop_by is not None and (self.role.drained or time.monotonic() >= self._stop_by):
+                if self.stop_by is not None and (self.role.drained or time.monotonic() >= self.stop_by):
                     return
-                self.wake.wait(delay if self._stop_by is None else min(delay, 0.1))
+                self.wake.wait(delay if self.stop_by is None else min(delay, 0.1))
         finally:
             if self._heart is not None:
                 self._heart.stop()
             self.role.end()
             self._leave()
+            self._tell(EventKind.PROCESS_STOPPED)
 
     def stop(self, within: float | None = None) -> None:
         """Claim no more, finish what runs, then leave; safe in a signal handler."""
-        if self._stop_by is None:
+        if self.stop_by is None:
             grace = self.app.settings.shutdown_timeout if within is None else within
-            self._stop_by = time.monotonic() + grace
+            self.stop_by = time.monotonic() + grace
             self.role.quiet()
         self.wake.set()
 
@@ -113,6 +115,14 @@ class Process:
         self._enrolled = True
         if self.supervisor is None:
             self.beat_alone()
+        self._tell(EventKind.PROCESS_STARTED)
+
+    def _tell(self, kind: EventKind) -> None:
+        if self.app.events:
+            at = to_datetime(self.app.clock.now())
+            self.app.events.tell(Event(kind=kind, at=at, process_id=to_text(self.id), role=self.role.name))
+            if kind is EventKind.PROCESS_STOPPED:
+                self.app.events.flush()
 
     def _leave(self) -> None:
         if not self.role.drained:
@@ -143,7 +153,7 @@ class Heart:
                 log.warning("%s could not beat: %s", process.role.name, error)
                 continue
             if beaten.orders:
-                process.role.obey(beaten.orders)
+                process.role.obey(process.app.control.trusted(beaten.orders))
 
     def stop(self) -> None:
         self._stopping.set()

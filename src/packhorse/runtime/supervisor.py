@@ -136,7 +136,7 @@ class Supervisor:
         except StoreError as error:
             log.warning("the supervisor could not beat: %s", error)
             return
-        for order in beaten.orders:
+        for order in self._app.control.trusted(beaten.orders):
             for child in self._children:
                 if child.id == order.token.process:
                     child.tell(encode_order(order))

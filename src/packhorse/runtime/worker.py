@@ -49,10 +49,10 @@ class Worker:
         self._concurrency = concurrency
         self._burst = burst
         self._jobs_left = max_jobs
-        self._performer = Performer(app)
+        self._performer = Performer(app, self._stop_by)
         self._slots = Slots(concurrency, self._performer, self._hand_in)
         self._ended: deque[Outcome] = deque()
-        self._held: set[Token] = set()
+        self._held: dict[Token, Claim | None] = {}  # None where the store has it as ours and never told us
         self._unannounced: set[Token] = set()
         self._pace = UNKNOWN_PACE
         self._quiet = False
@@ -95,10 +95,14 @@ class Worker:
         if self._watcher is not None:
             self._watcher.close()
         self._slots.close()
+        self._performer.close()
+
+    def _stop_by(self) -> float | None:
+        return self._process.stop_by
 
     def _hand_in(self, outcome: Outcome) -> None:
         """Called by the slots."""
-        self._ended.append(outcome)
+        self._ended.append(outcome if outcome.failure is None else self._app.sealed(outcome))
         self._process.wake.set()
 
     def _take_back(self, older_than: float) -> None:
@@ -149,13 +153,16 @@ class Worker:
             raise
         failpoint("worker.after_exchange")
         self._unannounced.difference_update(started)
+        told, refused = bool(self._app.events), set(reply.refused)
         for outcome in outcomes:
-            self._held.discard(outcome.token)
+            claim = self._held.pop(outcome.token, None)
             self._unannounced.discard(outcome.token)
             if self._performer.cancelled:
                 self._performer.cancelled.pop(outcome.token, None)
             if self._jobs_left is not None:
                 self._jobs_left -= outcome.spent
+            if told and claim is not None and outcome.token not in refused:
+                self._performer.tell_ended(claim, outcome)
         for token in reply.refused:
             log.warning("job %s had moved on; what this worker made of it was refused", to_text(token.id))
         if not reply.alive:
@@ -176,7 +183,7 @@ class Worker:
         store, process = self._app.store, self._process.id
         if len(outcomes) == 1:
             log.error("job %s: its outcome is stored bare: %s", to_text(outcomes[0].token.id), error)
-            return store.exchange(process, new_nonce(), [bare(outcomes[0], error)], self._selected, 0)
+            return store.exchange(process, new_nonce(), [self._app.sealed(bare(outcomes[0], error))], self._selected, 0)
         middle = len(outcomes) // 2
         refused: list[Token] = []
         for half in (outcomes[:middle], outcomes[middle:]):
@@ -191,7 +198,7 @@ class Worker:
         """What the store gave us in an exchange that failed, and so never told us, goes back unspent."""
         for token in self._app.store.held(self._process.id):
             if token not in self._held:
-                self._held.add(token)
+                self._held[token] = None
                 self._ended.append(release(token))
         self._in_doubt = False
         self._doubt_at = time.monotonic() + DOUBT_EVERY
@@ -202,9 +209,9 @@ class Worker:
         failpoint("worker.claimed")
         fresh: list[Claim] = []
         for claim in reply.claims:
-            self._held.add(claim.token)
+            self._held[claim.token] = claim
             if claim.expires_at is not None and claim.expires_at <= reply.now:
-                self._ended.append(expire(claim.token))
+                self._ended.append(self._performer.kept(claim, expire(claim.token)))
             else:
                 fresh.append(claim)
         self._unannounced.update(claim.token for claim in reply.claims[starting:])

@@ -1,0 +1,154 @@
+"""The job being performed, seen from inside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from packhorse.clock import to_datetime
+from packhorse.errors import PackhorseError
+from packhorse.ids import to_text
+from packhorse.job import Claim, Token
+from packhorse.logs import JobLogger, job_extra
+
+
+class NoJob(PackhorseError, LookupError):
+    def __init__(self) -> None:
+        super().__init__("No job is being performed here. Ask inside a task, or use current_context(None).")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job says it is; `total` is None where it does not know."""
+
+    done: float
+    total: float | None = None
+    note: str = ""
+    at: datetime | None = None
+
+    @property
+    def percent(self) -> float | None:
+        return None if not self.total else min(100.0, 100.0 * self.done / self.total)
+
+
+class Host(Protocol):
+    """What a context asks of the worker around it."""
+
+    def stop_asked(self, token: Token) -> bool: ...
+    def seconds_left(self, token: Token) -> float | None: ...
+    def report_progress(self, claim: Claim, progress: Progress) -> None: ...
+
+
+class Context:
+    """Given to tasks declared with `takes_context=True`; anything they call finds it with `current_context()`."""
+
+    __slots__ = ("_claim", "_host", "_log", "metadata")
+
+    def __init__(self, claim: Claim, metadata: dict[str, Any], host: Host) -> None:
+        self._claim = claim
+        self._host = host
+        self._log: JobLogger | None = None
+        self.metadata = metadata
+
+    @property
+    def job_id(self) -> str:
+        return to_text(self._claim.token.id)
+
+    @property
+    def task(self) -> str:
+        return self._claim.task
+
+    @property
+    def queue_name(self) -> str:
+        return self._claim.queue
+
+    @property
+    def attempt(self) -> int:
+        """Counted from 1."""
+        return self._claim.attempts + 1
+
+    @property
+    def losses(self) -> int:
+        """How many workers were lost with this job before."""
+        return self._claim.losses
+
+    @property
+    def created_at(self) -> datetime:
+        return to_datetime(self._claim.created_at)
+
+    @property
+    def stop_requested(self) -> bool:
+        """An operator asked for the job's end, or the worker is about to leave."""
+        return self._host.stop_asked(self._claim.token)
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the job is ended by force; None where nothing threatens it."""
+        return self._host.seconds_left(self._claim.token)
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far the job is. Cheap at any rate: the newest is written a few times a second."""
+        # What is no number is met here, in the task, and not where others' progress is written too.
+        progress = Progress(float(done), None if total is None else float(total), str(note))
+        self._host.report_progress(self._claim, progress)
+
+    @property
+    def log(self) -> JobLogger:
+        """A logger whose records carry the job's ids."""
+        if self._log is None:
+            logger = logging.getLogger(f"packhorse.task.{self.task}")
+            self._log = JobLogger(logger, job_extra(self.job_id, self.task, self.queue_name, self.attempt))
+        return self._log
+
+    def __repr__(self) -> str:
+        return f"<Context of {self.task} {self.job_id}, attempt {self.attempt}>"
+
+
+class _Nobody:
+    """The host of a task that is called in place."""
+
+    def stop_asked(self, token: Token) -> bool:
+        return False
+
+    def seconds_left(self, token: Token) -> float | None:
+        return None
+
+    def report_progress(self, claim: Claim, progress: Progress) -> None:
+        """Nobody watches."""
+
+
+def in_place(task: str, queue: str, priority: int, metadata: Mapping[str, Any], now: int) -> Context:
+    """For a task that is called without a job."""
+    claim = Claim(Token(b"", 0, bytes(16), 0), task, b"", queue, priority, 0, 0, now, None, 0)
+    return Context(claim, dict(metadata), _Nobody())
+
+
+performing: ContextVar[Context | None] = ContextVar("packhorse_context", default=None)
+
+
+@contextmanager
+def entered(context: Context) -> Iterator[Context]:
+    """What runs inside finds this context."""
+    before = performing.set(context)
+    try:
+        yield context
+    finally:
+        performing.reset(before)
+
+
+_RAISE = object()
+
+
+def current_context(default: Any = _RAISE) -> Context:
+    """The context of the job being performed here; NoJob, or the default, where there is none."""
+    context = performing.get()
+    if context is not None:
+        return context
+    if default is _RAISE:
+        raise NoJob
+    return default  # type: ignore[no-any-return]
