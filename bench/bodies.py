@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
+from decimal import Decimal
 
 from bench.tape import mark, mark_span
 
 
 def noop(number: int, text: str, *, three: int) -> None:
+    mark(number)
+
+
+def typed(number: int, when: datetime, price: Decimal) -> None:
     mark(number)
 
 

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from bench import bodies
-from packhorse import Packhorse
+from packhorse import Context, Event, Middleware, Packhorse
 
-NOOP, NAP = "bench.noop", "bench.nap"
+NOOP, NAP, TYPED = "bench.noop", "bench.nap", "bench.typed"
+WATCHED = "BENCH_WATCHED"
 
 
-def make_app(url: str) -> Packhorse:
-    app = Packhorse("bench", url)
+class Wrapper(Middleware):
+    def perform(self, context: Context) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def make_app(url: str, **settings: Any) -> Packhorse:
+    app = Packhorse("bench", url, **settings)
     app.task(name=NOOP)(bodies.noop)
     app.task(name=NAP)(bodies.nap)
+    app.task(name=TYPED)(bodies.typed)
+    if os.environ.get(WATCHED):
+        app.use(Wrapper())
+        app.subscribe("succeeded")(watch)
     return app
+
+
+def watch(event: Event) -> None:
+    """Told of every job."""
 
 
 app = make_app(os.environ.get("PACKHORSE_STORE") or "memory://")

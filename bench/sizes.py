@@ -19,6 +19,8 @@ class Sizes:
     drain_jobs: int = 60_000
     drain_huey_jobs: int = 10_000
     drain_bare_jobs: int = 120_000
+    client_jobs: int = 40_000
+    client_repetitions: int = 9
     backlog_jobs: int = 40_000
     backlog_repetitions: int = 15  # a drain takes under a second, and two of a kind differ by a fifth
     backlog_waiting: int = 1_000_000
@@ -40,6 +42,8 @@ QUICK = Sizes(
     drain_jobs=10_000,
     drain_huey_jobs=1_000,
     drain_bare_jobs=30_000,
+    client_jobs=10_000,
+    client_repetitions=1,
     backlog_jobs=10_000,
     backlog_repetitions=2,
     backlog_waiting=60_000,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from bench.scenarios import backlog, drain, enqueue, idle, latency, mixed, profile, sustained
+from bench.scenarios import backlog, client, drain, enqueue, idle, latency, mixed, profile, sustained
 
 SCENARIOS: dict[str, ModuleType] = {
     "enqueue": enqueue,
     "drain": drain,
+    "client": client,
     "backlog": backlog,
     "latency": latency,
     "sustained": sustained,

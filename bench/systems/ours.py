@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar, Self
 
 import psutil
 
@@ -23,11 +27,13 @@ CHUNK = 10_000
 
 class PackhorseSystem(System):
     name = "packhorse"
+    signing = True
+    env: ClassVar[dict[str, str]] = {}
 
     def __init__(self, lab: Lab, database: Path | None = None) -> None:
         super().__init__(lab, database)
         self.url = f"sqlite:///{self.database}"
-        self.app = jobs.make_app(self.url)
+        self.app = jobs.make_app(self.url, signing=self.signing)
         self.noop = self.app.tasks[jobs.NOOP]
         self.nap = self.app.tasks[jobs.NAP]
 
@@ -39,6 +45,13 @@ class PackhorseSystem(System):
         rest = iter(numbers)
         while part := list(islice(rest, CHUNK)):
             self.app.enqueue_many(call(number, "two", three=3) for number in part)
+
+    def copy(self) -> Self:
+        """With the key beside the file, or no job could be read."""
+        copy = super().copy()
+        if (key := Path(f"{self.database}-key")).exists():
+            shutil.copy(key, f"{copy.database}-key")
+        return copy
 
     def start(self, *, held: bool = False) -> Running:
         """Held by a paused queue: the workers are up and look, and `go` lets both begin at the same moment."""
@@ -59,12 +72,36 @@ class PackhorseSystem(System):
         self.app.close()
 
 
+class UnsignedSystem(PackhorseSystem):
+    name = "unsigned"
+    signing = False
+
+
+class TypedSystem(PackhorseSystem):
+    """Signed, and a datetime and a decimal among the arguments."""
+
+    name = "typed"
+
+    def fill(self, numbers: Iterable[int]) -> None:
+        call, when, price = self.app.tasks[jobs.TYPED].call, datetime(2026, 1, 1, tzinfo=UTC), Decimal("19.99")
+        rest = iter(numbers)
+        while part := list(islice(rest, CHUNK)):
+            self.app.enqueue_many(call(number, when, price) for number in part)
+
+
+class WatchedSystem(TypedSystem):
+    """One middleware and one subscriber on top."""
+
+    name = "watched"
+    env: ClassVar[dict[str, str]] = {jobs.WATCHED: "1"}
+
+
 class PackhorseRunning(Running):
     def __init__(self, system: PackhorseSystem) -> None:
         command = Path(sys.executable).with_name("packhorse")
         start = [str(command)] if command.exists() else python("-m", "packhorse")
         options = ["--processes", str(PROCESSES), "--concurrency", str(CONCURRENCY), "--log-level", "WARNING"]
-        env = {"PACKHORSE_STORE": system.url}
+        env = {"PACKHORSE_STORE": system.url, "PACKHORSE_SIGNING": str(system.signing).lower(), **system.env}
         super().__init__(system.lab, system.name, [[*start, "worker", "bench.jobs:app", *options]], env, signal.SIGTERM)
         self._system = system
         self.pids: list[int] = []
