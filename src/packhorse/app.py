@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import fields, replace
@@ -39,8 +38,6 @@ R = TypeVar("R")
 
 S = TypeVar("S", bound=Subscriber)
 V = TypeVar("V")
-
-log = logging.getLogger("packhorse.app")
 
 SEALED_REASON = "packhorse.errors.Cancel"  # the type of a failure that is none: why a task cancelled itself
 

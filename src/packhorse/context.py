@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 from packhorse.clock import to_datetime
 from packhorse.errors import PackhorseError
 from packhorse.ids import to_text
 from packhorse.job import Claim, Token
 from packhorse.logs import JobLogger, job_extra
+
+T = TypeVar("T")
 
 
 class NoJob(PackhorseError, LookupError):
@@ -144,11 +146,13 @@ def entered(context: Context) -> Iterator[Context]:
 _RAISE = object()
 
 
-def current_context(default: Any = _RAISE) -> Context:
+@overload
+def current_context() -> Context: ...
+@overload
+def current_context(default: T) -> Context | T: ...
+def current_context(default: Any = _RAISE) -> Any:
     """The context of the job being performed here; NoJob, or the default, where there is none."""
     context = performing.get()
-    if context is not None:
-        return context
-    if default is _RAISE:
+    if context is None and default is _RAISE:
         raise NoJob
-    return default  # type: ignore[no-any-return]
+    return default if context is None else context

@@ -120,10 +120,10 @@ class JobCancelled(PackhorseError):
 
 
 class ResultUnavailable(PackhorseError):
-    """The job succeeded, but its return value could not be stored."""
+    """The job succeeded, but its return value was not kept, or cannot be trusted."""
 
     def __init__(self, id: str, why: str):
-        super().__init__(f"Job {id} succeeded, but its result was not kept: {why}")
+        super().__init__(f"Job {id} succeeded, but its result is not available: {why}")
         self.id = id
         self.why = why
 

@@ -167,7 +167,7 @@ class Envelopes:
             if key is None:
                 raise SignatureError(
                     f"It was signed with the key {prefix[2:].hex()}, which application {self._app!r} does not have. "
-                    "Put the key back into the ring (behind the first), then retry."
+                    "Put the key back into the ring, behind the first."
                 )
             mac = key.mac(purpose, prefix + _length(len(subject)) + subject + rest)
             if not hmac.compare_digest(mac, data[PREFIX_SIZE:HEAD_AT]):
@@ -188,8 +188,8 @@ class Envelopes:
         day, nonce, text = int.from_bytes(body[:4]), body[4 : 4 + NONCE_SIZE], body[4 + NONCE_SIZE :]
         try:
             plain: bytes = key.cipher(purpose, day).decrypt(nonce, text, bound)
-        except ConfigError:
-            raise
+        except ConfigError as error:  # no package to decrypt with; one job's trouble, and it may be retried later
+            raise PayloadError(f"It is encrypted. {error}") from None
         except Exception as error:  # of several kinds, and none says more than that it is damaged
             raise PayloadError(f"It cannot be decrypted ({type(error).__name__}).") from None
         return plain

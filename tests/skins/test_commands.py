@@ -3,10 +3,11 @@
 import importlib
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import Result
 
@@ -23,15 +24,30 @@ def shop_app() -> Packhorse:
     return app
 
 
-def test_every_command_explains_itself_with_an_example(packhorse: Run):
-    """`-h` does as well as `--help`."""
-    for name in (None, *main.commands):
-        args = [name] if name else []
-        result = packhorse(*args, "--help")
-        assert result.exit_code == 0
-        assert "Example" in result.output
-        assert "packhorse " in result.output.split("Example")[1]
-        assert packhorse(*args, "-h").output == result.output
+def every_command(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("path", list(every_command()), ids=" ".join)
+def test_every_command_explains_itself_with_an_example(packhorse: Run, path: tuple[str, ...]):
+    """`-h` does as well as `--help`; the example is one of this very command."""
+    result = packhorse(*path, "--help")
+    assert result.exit_code == 0
+    example = "packhorse worker" if path == ("failpoints",) else " ".join(["packhorse", *path])
+    assert example in result.output.split("Example")[1]
+    assert packhorse(*path, "-h").output == result.output
+
+
+@pytest.mark.parametrize("path", list(every_command()), ids=" ".join)
+def test_every_command_that_tells_something_does_so_for_scripts_too(packhorse: Run, path: tuple[str, ...]):
+    """But for the worker, which logs, and the script for a shell."""
+    is_group = not path or path in {("jobs",), ("dead",), ("queues",)}
+    assert ("--json" in packhorse(*path, "--help").output) == (not is_group and path[0] not in {"worker", "completion"})
 
 
 def test_the_version_is_the_packages(packhorse: Run):
@@ -99,6 +115,8 @@ def test_failpoints_are_listed(packhorse: Run):
         (["worker"], 2, "Missing argument 'APP'"),
         (["worker", "corner_shop:app", "--concurrency", "0"], 2, "0 is not in the range x>=1"),
         (["worker", "corner_shop:app", "--log-level", "LOUD"], 2, "'LOUD' is not one of"),
+        (["worker", "corner_shop:app", "--log-format", "xml"], 2, "'xml' is not one of"),
+        (["status", "--store", "sqlite://user:pa55word@host/x.db"], 1, "sqlite://user:•••@host/x.db"),
         (["status", "corner_shop:app", "--store", "memory://"], 2, "Name an APP or a --store, not both"),
         (["status", "--jsno"], 2, "No such option"),
         (["stauts"], 2, "No such command 'stauts'"),
@@ -135,6 +153,21 @@ def test_a_burst_performs_what_is_ready_and_leaves(shop: Path, command: Callable
     assert [job.result(0) for job in jobs] == [*(2 * number for number in range(50)), "hello ann"]
     assert app.inspection.processes() == []
     assert "Traceback" not in log
+    app.close()
+
+
+def test_logs_are_lines_of_json_where_that_is_asked_for(shop: Path, command: Callable[..., Any]):
+    """The children's too: each names its process, and tells of a job with its id."""
+    (shop / "sad_shop.py").write_text(
+        "from packhorse import Packhorse\napp = Packhorse('sad')\n@app.task\ndef cry():\n    raise ValueError('oh')\n"
+    )
+    app: Packhorse = importlib.import_module("sad_shop").app
+    job = app.tasks["sad_shop.cry"].enqueue()
+    worker = command("worker", "sad_shop", "--burst", "--processes", "1", "--log-format", "json")
+    _, log = worker.communicate(timeout=60)
+    lines = list(map(json.loads, log.splitlines()))
+    assert len({line["process"] for line in lines}) > 1
+    assert [line["task"] for line in lines if line.get("job_id") == job.id] == ["sad_shop.cry"]
     app.close()
 
 

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 import click
 
 from packhorse import __version__
+from packhorse.cli.checking import check
+from packhorse.cli.completing import completion
+from packhorse.cli.dead import dead
+from packhorse.cli.enqueueing import enqueue
+from packhorse.cli.health import doctor
+from packhorse.cli.jobs import jobs
+from packhorse.cli.queues import queues
 from packhorse.cli.store import failpoints, migrate, status
 from packhorse.cli.work import worker
 from packhorse.errors import PackhorseError
+from packhorse.masking import printable
 
 
 class _Group(click.Group):
     """Our errors say what to do; a traceback would only hide it."""
 
     def invoke(self, ctx: click.Context) -> object:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):  # a terminal may lack some letters
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except PackhorseError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error))) from error
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -30,12 +42,14 @@ def main() -> None:
     \b
     Examples:
       packhorse worker shop.tasks:app --queues 'mail,report*,*' --concurrency 10 --processes 2
-      packhorse status --store sqlite:///packhorse.db
-      packhorse migrate
+      packhorse enqueue shop.tasks:app shop.tasks.mail ann@example.com --wait
+      packhorse status shop.tasks:app --watch
+      packhorse dead list shop.tasks:app --newer-than 1d
+      packhorse doctor shop.tasks:app
     """
 
 
-for command in (worker, status, migrate, failpoints):
+for command in (worker, status, jobs, queues, dead, enqueue, check, doctor, migrate, completion, failpoints):
     main.add_command(command)
 
 if __name__ == "__main__":

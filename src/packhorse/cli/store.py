@@ -2,66 +2,89 @@
 
 from __future__ import annotations
 
-import json
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import click
-from rich import box
-from rich.console import Console
+from rich.console import Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from packhorse.app import Packhorse
+from packhorse.cli.common import Target, json_option, on_application
+from packhorse.cli.queues import queue_dict, queue_table
+from packhorse.cli.showing import Out, cell, print_json, show, span, table
 from packhorse.failpoints import POINTS
-from packhorse.job import JobState
-from packhorse.runtime.loading import load_app
 from packhorse.stores.contract import ProcessView, QueueCounts
 
-_app_argument = click.argument("app", required=False)
-_store_option = click.option("--store", help="Store URL, where no APP is named.  [default: $PACKHORSE_STORE]")
-_json_option = click.option("--json", "as_json", is_flag=True, help="For scripts.")
-
-
-def _application(app: str | None, store: str | None) -> Packhorse:
-    if app is not None and store is not None:
-        raise click.UsageError("Name an APP or a --store, not both.")
-    application = load_app(app) if app is not None else Packhorse("packhorse", store)
-    click.get_current_context().call_on_close(application.close)
-    return application
+WATCH_EVERY = 2.0
 
 
 @click.command()
-@_app_argument
-@_store_option
-@_json_option
-def status(app: str | None, store: str | None, as_json: bool) -> None:
+@on_application(positional=True)
+@click.option(
+    "--watch",
+    is_flag=False,
+    flag_value=str(WATCH_EVERY),
+    type=click.FloatRange(0.1, 3600),
+    metavar="[SECONDS]",
+    help=f"Look again every so often ({WATCH_EVERY:g} s), until INT.",
+)
+@json_option
+def status(target: Target, watch: float | None, as_json: bool) -> None:
     """Show queues, their jobs by state, and the processes.
 
     \b
     Examples:
       packhorse status shop.tasks:app
+      packhorse status shop.tasks:app --watch
       packhorse status --store sqlite:///packhorse.db --json
     """
-    application = _application(app, store)
-    if not application.store.exists():
-        raise click.ClickException(
-            f"There is no store at {application.store.url} yet. Check the URL, or enqueue first."
-        )
-    queues, processes = application.inspection.queues(), application.inspection.processes()
-    if as_json:
-        click.echo(json.dumps({"queues": [_queue(q) for q in queues], "processes": [_process(p) for p in processes]}))
+    app = target.open()
+    if watch is None:
+        _show_once(app, as_json)
         return
-    console = Console()
-    console.print(_queue_table(queues) if queues else "No jobs, and no paused queues.")
-    console.print(_process_table(processes) if processes else "No processes: nobody performs jobs now.")
+    try:
+        _watch(app, watch, as_json)
+    except KeyboardInterrupt:
+        pass  # that is how watching ends
 
 
-def _queue(queue: QueueCounts) -> dict[str, Any]:
-    paused = None
-    if queue.pause is not None:
-        until = queue.pause.until.isoformat() if queue.pause.until else None
-        paused = {"until": until, "reason": queue.pause.reason, "actor": queue.pause.actor}
-    return {"queue": queue.queue, "paused": paused} | {state.value: queue.of(state) for state in JobState}
+def _show_once(app: Packhorse, as_json: bool) -> None:
+    queues, processes = app.inspection.queues(), app.inspection.processes()
+    if as_json:
+        print_json({"queues": [queue_dict(q) for q in queues], "processes": [_process(p) for p in processes]})
+    else:
+        show(*_tables(queues, processes))
+
+
+def _watch(app: Packhorse, every: float, as_json: bool) -> None:
+    out = Out()
+    if as_json or not out.is_terminal:
+        for _ in _moments(every):
+            _show_once(app, as_json)
+        return
+    with Live(console=out, auto_refresh=False, transient=False) as live:
+        for _ in _moments(every):
+            tables = _tables(app.inspection.queues(), app.inspection.processes())
+            now = Text(f"{datetime.now().astimezone():%H:%M:%S}, every {every:g} s; Ctrl-C to end", "dim")
+            live.update(Group(*tables, now), refresh=True)
+
+
+def _moments(every: float) -> Iterator[None]:
+    while True:
+        yield
+        time.sleep(every)
+
+
+def _tables(queues: list[QueueCounts], processes: list[ProcessView]) -> list[Table | Text]:
+    return [
+        queue_table(queues) if queues else Text("No jobs, and no paused queues."),
+        _process_table(processes) if processes else Text("No processes: nobody performs jobs now."),
+    ]
 
 
 def _process(process: ProcessView) -> dict[str, Any]:
@@ -71,42 +94,33 @@ def _process(process: ProcessView) -> dict[str, Any]:
         "host": process.host,
         "pid": process.pid,
         "queues": process.queues,
-        "started_at": process.started_at.isoformat(),
+        "started_at": process.started_at,
         "lease_left": round(process.lease_left, 3),
         "running": process.running,
     }
 
 
-def _queue_table(queues: list[QueueCounts]) -> Table:
-    table = Table(title="Queues", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("queue")
-    for state in JobState:
-        table.add_column(state.value, justify="right", no_wrap=True)
-    for queue in queues:
-        name = queue.queue + (" (paused)" if queue.pause is not None else "")
-        table.add_row(name, *(f"{queue.of(state):,}" if queue.of(state) else "·" for state in JobState))
-    return table
-
-
 def _process_table(processes: list[ProcessView]) -> Table:
-    table = Table(title="Processes", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("role", "host", "pid", "queues", "running", "up", "lease"):
-        table.add_column(column, no_wrap=True)
+    made = table("Processes", "role", "host", "pid", "queues", "running", "up", "lease", right=["pid", "running"])
+    now = datetime.now(UTC)
     for process in processes:
-        up = datetime.now(UTC) - process.started_at
-        lease = f"{process.lease_left:.0f} s" if process.lease_left > 0 else "[red]over[/red]"
-        up_text = str(up).split(".")[0]
-        table.add_row(
-            process.role, process.host, str(process.pid), process.queues, str(process.running), up_text, lease
+        lease = Text(f"{process.lease_left:.0f} s") if process.lease_left > 0 else Text("over", "red")
+        made.add_row(
+            cell(process.role),
+            cell(process.host),
+            cell(process.pid),
+            cell(process.queues),
+            cell(process.running),
+            span((now - process.started_at).total_seconds()),
+            lease,
         )
-    return table
+    return made
 
 
 @click.command()
-@_app_argument
-@_store_option
-@_json_option
-def migrate(app: str | None, store: str | None, as_json: bool) -> None:
+@on_application(positional=True)
+@json_option
+def migrate(target: Target, as_json: bool) -> None:
     """Bring the store's schema up to date (SQLite does it by itself on first use).
 
     \b
@@ -114,11 +128,11 @@ def migrate(app: str | None, store: str | None, as_json: bool) -> None:
       packhorse migrate shop.tasks:app
       packhorse migrate --store sqlite:///packhorse.db
     """
-    application = _application(app, store)
-    done = application.store.migrate()
-    version = application.store.schema_version()
+    app = target.make()
+    done = app.control.migrate()
+    version = app.inspection.schema_version()
     if as_json:
-        click.echo(json.dumps({"applied": done, "version": version}))
+        print_json({"applied": done, "version": version})
     elif done:
         click.echo(f"Applied {', '.join(done)}; the schema is now at version {version}.")
     else:
@@ -126,7 +140,7 @@ def migrate(app: str | None, store: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@_json_option
+@json_option
 def failpoints(as_json: bool) -> None:
     """List the places where a test can make Packhorse die, stop, fail or wait.
 
@@ -135,7 +149,7 @@ def failpoints(as_json: bool) -> None:
       PACKHORSE_FAILPOINTS='exchange.before_commit=kill@3' packhorse worker shop.tasks:app
     """
     if as_json:
-        click.echo(json.dumps(POINTS))
+        print_json(POINTS)
         return
     width = max(map(len, POINTS))
     for name, place in POINTS.items():

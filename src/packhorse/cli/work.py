@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
+from typing import Literal
 
 import click
 
 from packhorse.errors import ConfigError
+from packhorse.logs import configure
+from packhorse.masking import masked_url
 from packhorse.queues import parse_queues
-from packhorse.runtime.child import LOG_FORMAT, Plan
+from packhorse.runtime.child import Plan
 from packhorse.runtime.loading import load_app
 from packhorse.runtime.supervisor import Supervisor
 
@@ -29,6 +30,13 @@ LEVELS = ["DEBUG", "INFO", "WARNING", "ERROR"]
 @click.option("--burst", is_flag=True, help="Leave when no job is ready.")
 @click.option("--max-jobs", type=click.IntRange(1), help="Leave after so many jobs in each process.")
 @click.option("--log-level", default="INFO", show_default=True, type=click.Choice(LEVELS, case_sensitive=False))
+@click.option(
+    "--log-format",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "json"]),
+    help="Lines to read, or one JSON object per line.",
+)
 def worker(
     app: str,
     queues: str,
@@ -37,6 +45,7 @@ def worker(
     burst: bool,
     max_jobs: int | None,
     log_level: str,
+    log_format: Literal["text", "json"],
 ) -> None:
     """Perform the jobs of APP (module:name), until TERM or INT.
 
@@ -48,17 +57,18 @@ def worker(
       packhorse worker shop.tasks:app
       packhorse worker shop.tasks:app --queues 'mail,report*,*' --concurrency 10 --processes 2
       packhorse worker shop.tasks:app --burst          # perform what is ready, then leave
+      packhorse worker shop.tasks:app --log-format json
     """
-    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    configure(log_level, log_format)
     parse_queues(queues)
     application = load_app(app)
     if not application.store.shared:
         raise ConfigError(
-            f"The store {application.store.url} lives inside one process, so worker processes would see no jobs. "
-            "Use SQLite, or run a worker inside your program with packhorse.Embedded."
+            f"The store {masked_url(application.store.url)} lives inside one process, so worker processes would see no "
+            "jobs. Use SQLite, or run a worker inside your program with packhorse.Embedded."
         )
-    application.store.schema_version()  # meets an unusable store before any child is started
+    application.inspection.schema_version()  # meets an unusable store before any child is started
     count = processes or os.cpu_count() or 1
-    work = Plan(app, "worker", queues, concurrency, burst, max_jobs, log_level.upper())
-    plans = [work] * count + [Plan(app, "dispatcher", log_level=log_level.upper())]
+    work = Plan(app, "worker", queues, concurrency, burst, max_jobs, log_level, log_format)
+    plans = [work] * count + [Plan(app, "dispatcher", log_level=log_level, log_format=log_format)]
     raise SystemExit(Supervisor(application, plans).run())

@@ -394,13 +394,13 @@ class Model:
                 selection.tasks is None or new.task in selection.tasks,
                 selection.tags is None or any(tag in selection.tags for tag in new.tags),
                 _is_between(selection.created_from, facts["created_at"], selection.created_before),
-                _is_between(selection.finished_from, self._finished_at(id), selection.finished_before),
+                _is_between(selection.finished_from, self.finished_at(id), selection.finished_before),
             ]
             if all(matches):
                 found.append(id)
         return sorted(found)
 
-    def _finished_at(self, id: bytes) -> int | None:
+    def finished_at(self, id: bytes) -> int | None:
         return self.finished[id]["finished_at"] if id in self.finished else None
 
     def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:

@@ -336,7 +336,7 @@ class Histories(RuleBasedStateMachine):
     # Housekeeping.
 
     @precondition(lambda self: self.model.scheduled)
-    @rule(limit=st.sampled_from([1, 2, 100]))
+    @rule(limit=st.sampled_from([0, 1, 2, 100]))
     def promote(self, limit: int) -> None:
         self.both("promote", limit)
 
@@ -361,7 +361,7 @@ class Histories(RuleBasedStateMachine):
             assert self.both("exchange", adopter, self.new_nonce(), verdicts, parse_queues("*"), 0).refused == []
 
     @precondition(lambda self: self.model.finished)
-    @rule(retention=st.builds(Retention, kept_for, kept_for, kept_for), limit=st.sampled_from([1, 3, 100]))
+    @rule(retention=st.builds(Retention, kept_for, kept_for, kept_for), limit=st.sampled_from([0, 1, 3, 100]))
     def prune(self, retention: Retention, limit: int) -> None:
         self.both("prune", retention, limit)
 
@@ -376,6 +376,19 @@ class Histories(RuleBasedStateMachine):
             self.both("jobs", Selection(), None, 10_000)
 
     # Operators.
+
+    @precondition(lambda self: self.model.facts)
+    @rule(selection=selections, number=st.integers(0, 90), after=st.none() | ids)
+    def look(self, selection: Selection, number: int, after: bytes | None) -> None:
+        """Pages bounded by a moment at which something happened, and by the next one."""
+        id = sorted(self.model.facts)[number % len(self.model.facts)]
+        created_at, finished_at = self.model.facts[id]["created_at"], self.model.finished_at(id)
+        for moment in (created_at, created_at + 1):
+            self.both("jobs", replace(selection, created_from=moment), after)
+            self.both("jobs", replace(selection, created_before=moment), after)
+        for moment in (self.clock.now(), finished_at or 0, (finished_at or 0) + 1):
+            self.both("jobs", replace(selection, finished_from=moment), after)
+            self.both("jobs", replace(selection, finished_before=moment), after)
 
     @rule(
         selection=selections,

@@ -1,0 +1,204 @@
+"""What an operator does to jobs, by id or by selection: look first, ask, then act batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from itertools import islice
+from typing import Any, TypeVar
+
+import click
+
+from packhorse.app import Packhorse
+from packhorse.cli.common import Target, actor_option, confirm, json_option, reason_option, yes_option
+from packhorse.cli.selecting import PAGE_CAP, Filters
+from packhorse.cli.showing import count, note, print_json, progress
+from packhorse.control import IDS_AT_ONCE, known_id
+from packhorse.ids import from_text, to_text
+from packhorse.job import FINISHED, JobState, StoredJob
+from packhorse.stores.contract import Act, Change, Selection
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+UNFINISHED = frozenset(JobState) - FINISHED
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """An act on jobs in these states, and how to speak of it."""
+
+    act: Act
+    states: frozenset[JobState]
+    verb: str
+    done: str
+    destroys: bool = False
+
+
+RETRY = Deed(Act.RETRY, frozenset({JobState.FAILED, JobState.CANCELLED}), "retry", "Retried")
+CANCEL = Deed(Act.CANCEL, UNFINISHED, "cancel", "Cancelled")
+RUN_NOW = Deed(Act.RUN_NOW, frozenset({JobState.SCHEDULED}), "make ready", "Made ready")
+DISCARD = Deed(Act.DISCARD, frozenset(JobState) - {JobState.RUNNING}, "discard", "Discarded", destroys=True)
+REPLAY = Deed(Act.RETRY, frozenset({JobState.FAILED}), "replay", "Replayed")
+PURGE = Deed(Act.DISCARD, frozenset({JobState.FAILED}), "purge", "Purged", destroys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The jobs meant: those of the ids, or all that match."""
+
+    ids: Sequence[str]
+    filters: Filters
+    all_matching: bool
+    limit: int | None
+    error: str | None = None
+    scan: int = 0
+
+    def check(self, deed: Deed) -> None:
+        if self.ids and (self.all_matching or self.filters or self.limit or self.error):
+            raise click.UsageError("Give job ids, or options that select jobs, not both.")
+        if not self.ids and not self.all_matching:
+            raise click.UsageError("Give job ids; or options that select jobs, and --all-matching.")
+        if wrong := self.filters.states - deed.states:
+            raise click.UsageError(
+                f"{_listed(wrong)} jobs cannot be meant: only {_listed(deed.states)} ones.".capitalize()
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How it is to be done."""
+
+    reason: str
+    actor: str | None
+    yes: bool
+    as_json: bool
+
+
+_ids = click.argument("ids", metavar="[ID]...", nargs=-1)
+_all_matching = click.option("--all-matching", is_flag=True, help="All jobs that the options select, after asking.")
+_limit = click.option(
+    "--limit", type=click.IntRange(1, PAGE_CAP), metavar="N", help="With --all-matching: only the N oldest."
+)
+ORDER = ("reason", "actor", "yes", "as_json")
+
+
+def acts(command: F) -> F:
+    """Gives a command ids, all_matching and limit, and its `order`."""
+
+    @wraps(command)
+    def with_order(**given: Any) -> Any:
+        return command(order=Order(*(given.pop(name) for name in ORDER)), **given)
+
+    decorated: Any = with_order
+    for option in (json_option, yes_option, actor_option, reason_option, _limit, _all_matching, _ids):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def act_on(deed: Deed, target: Target, choice: Choice, order: Order) -> None:
+    choice.check(deed)
+    app = target.open()
+    if choice.ids:
+        done, complete = _on_ids(deed, target, app, choice.ids, order)
+    else:
+        done, complete = _on_selection(deed, target, app, choice, order), True
+    if order.as_json:
+        print_json({"act": deed.act, "jobs": done.jobs, "asked": done.asked})
+    else:
+        asked = f" The workers of {count(done.asked, 'running one')} were asked to end them." if done.asked else ""
+        click.echo(f"{deed.done} {count(done.jobs)}.{asked}")
+    if not complete:
+        raise SystemExit(1)
+
+
+@dataclass
+class Done:
+    jobs: int = 0
+    asked: int = 0
+
+
+def _on_ids(deed: Deed, target: Target, app: Packhorse, ids: Iterable[str], order: Order) -> tuple[Done, bool]:
+    """Says of each that cannot be meant why not, and acts on the others."""
+    given = list(dict.fromkeys(map(known_id, ids)))
+    known = {job.id: job for part in _parts(given) for job in app.inspection.stored_jobs(part, page=IDS_AT_ONCE)}
+    fit = [id for id in given if _fits(deed, to_text(id), known.get(to_text(id)))]
+    if not fit:
+        return Done(), False
+    _check_order(deed, target, sum(known[to_text(id)].state is JobState.RUNNING for id in fit))
+    if deed.destroys:
+        confirm(f"{deed.verb} {count(len(fit))}", yes=order.yes)
+    done = _do(deed, app, _parts(fit), len(fit), order)
+    return done, done.jobs + done.asked == len(given)
+
+
+def _fits(deed: Deed, id: str, job: StoredJob | None) -> bool:
+    if job is None:
+        note(f"There is no job {id} in this store.")
+        return False
+    if job.state not in deed.states:
+        note(f"Job {id} is {job.state}: it would have to be {_listed(deed.states)}.")
+        return False
+    return True
+
+
+def _on_selection(deed: Deed, target: Target, app: Packhorse, choice: Choice, order: Order) -> Done:
+    selection = choice.filters.selection(app, states=deed.states)
+    bounded = _until_now(selection, app.clock.now())
+    ids = _found(app, bounded, choice)
+    number = app.inspection.count(selection) if ids is None else len(ids)
+    if not number:
+        return Done()
+    parts = [bounded] if ids is None else list(_parts(ids))
+    running = [replace(part, states={JobState.RUNNING}) for part in parts]
+    if deed.act is Act.CANCEL and not target.named and JobState.RUNNING in (choice.filters.states or deed.states):
+        _check_order(deed, target, sum(map(app.inspection.count, running)))
+    confirm(f"{deed.verb} {count(number)}", yes=order.yes)
+    return _do(deed, app, parts, number, order)
+
+
+def _found(app: Packhorse, selection: Selection, choice: Choice) -> list[bytes] | None:
+    """The ids, where they must be searched for; None where the selection says it all."""
+    if choice.error is not None:
+        found = app.inspection.failed(selection, choice.error, limit=choice.limit or PAGE_CAP, scan=choice.scan)
+        note(f"Looked at {count(found.looked_at, 'failed job')}; {len(found.jobs):,} match.")
+        return [from_text(job.id) for job in found.jobs]
+    if choice.limit is not None:
+        jobs = app.inspection.stored_jobs(selection, page=min(choice.limit, IDS_AT_ONCE))
+        return [from_text(job.id) for job in islice(jobs, choice.limit)]
+    return None
+
+
+def _until_now(selection: Selection, now: int) -> Selection:
+    """What comes into the selection after the question was asked was not meant."""
+    if selection.states is not None and set(selection.states) <= FINISHED:
+        return replace(selection, finished_before=min(selection.finished_before or now + 1, now + 1))
+    return replace(selection, created_before=min(selection.created_before or now + 1, now + 1))
+
+
+def _check_order(deed: Deed, target: Target, running: int) -> None:
+    if deed.act is Act.CANCEL and running and not target.named:
+        raise click.ClickException(
+            f"{count(running)} of these run, and their workers obey only their own application: name it with --app or "
+            "--app-name, or leave the running ones out with --state."
+        )
+
+
+def _do(deed: Deed, app: Packhorse, parts: Iterable[Selection], number: int, order: Order) -> Done:
+    done = Done()
+    with progress(f"{deed.verb} {count(number)}", number) as advance:
+        for part in parts:
+            for moved in app.control.batches(part, Change(deed.act), reason=order.reason, actor=order.actor):
+                done.jobs += moved.jobs
+                done.asked += moved.asked
+                advance(moved.jobs + moved.asked)
+    return done
+
+
+def _parts(ids: Sequence[bytes]) -> Iterator[Selection]:
+    return (Selection(ids=ids[start : start + IDS_AT_ONCE]) for start in range(0, len(ids), IDS_AT_ONCE))
+
+
+def _listed(states: Iterable[JobState]) -> str:
+    *others, last = (state.value for state in JobState if state in set(states))
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,168 @@
+"""`packhorse enqueue`: one job, by hand."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+
+import click
+
+from packhorse.app import Packhorse
+from packhorse.cli.common import duration, json_option, loaded, parse_duration, time
+from packhorse.cli.completing import known_tasks, stored_queues
+from packhorse.cli.showing import json_text, note, print_json
+from packhorse.errors import PackhorseError
+from packhorse.handle import JobHandle
+from packhorse.task import BaseTask, Using
+
+FOREVER = "for ever"
+_KEYWORD = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
+
+
+@click.command()
+@click.argument("app")
+@click.argument("task", shell_complete=known_tasks)
+@click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1)
+@click.option("--kwargs", metavar="JSON", help="Arguments by name, as one JSON object.")
+@click.option("--queue", metavar="NAME", shell_complete=stored_queues, help="Another queue than the task's.")
+@click.option("--priority", type=click.IntRange(-100, 100), metavar="N", help="Another priority than the task's.")
+@click.option("--in", "delay", type=duration, metavar="5m", help="Not before this time has passed.")
+@click.option("--at", type=time, metavar="TIME", help="Not before then.")
+@click.option(
+    "--wait",
+    is_flag=False,
+    flag_value=FOREVER,
+    metavar="[SECONDS]",
+    help="Wait for the result, for ever or so long, and print it instead of the id.",
+)
+@json_option
+def enqueue(
+    app: str,
+    task: str,
+    arguments: tuple[str, ...],
+    kwargs: str | None,
+    queue: str | None,
+    priority: int | None,
+    delay: timedelta | None,
+    at: datetime | None,
+    wait: str | None,
+    as_json: bool,
+) -> None:
+    """Enqueue one job of APP (module:name), and print its id.
+
+    An ARGUMENT is JSON, or text where it is not JSON; name=ARGUMENT goes by name. Text that looks like either is
+    quoted as JSON: '"42"', '"a=b"'. Put -- before negative numbers.
+
+    \b
+    Examples:
+      packhorse enqueue shop.tasks:app shop.tasks.mail ann@example.com subject=Hello 'tags=["new"]'
+      packhorse enqueue shop.tasks:app shop.tasks.report --kwargs '{"year": 2026}' --queue slow --in 5m
+      packhorse enqueue shop.tasks:app shop.tasks.double --wait 30 -- -21
+    """
+    patience = _patience(wait)
+    args, named = _parsed(arguments, kwargs)
+    application = loaded(app)
+    click.get_current_context().call_on_close(application.close)
+    chosen = _chosen(application, task).using(**_changes(queue, priority, delay, at))
+    job = _enqueued(chosen, args, named)
+    if wait is None:
+        print_json({"id": job.id}) if as_json else click.echo(job.id)
+        return
+    _print_result(application, job, patience, as_json)
+
+
+def _patience(wait: str | None) -> float | None:
+    if wait is None or wait == FOREVER:
+        return None
+    if (found := parse_duration(wait if wait[-1:].isalpha() else f"{wait}s")) is None:
+        raise click.UsageError(f"--wait takes seconds, or a duration like 5m, not {wait!r}.")
+    return found.total_seconds()
+
+
+def _parsed(arguments: Iterable[str], kwargs: str | None) -> tuple[list[Any], dict[str, Any]]:
+    args: list[Any] = []
+    named = _object(kwargs) if kwargs is not None else {}
+    for text in arguments:
+        keyword = _KEYWORD.fullmatch(text)
+        if keyword is None:
+            args.append(_value(text))
+        elif keyword[1] in named:
+            raise click.UsageError(f"{keyword[1]!r} is given twice.")
+        else:
+            named[keyword[1]] = _value(keyword[2])
+    return args, named
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_not_json)
+    except ValueError:
+        return text
+    except RecursionError:
+        raise click.UsageError("An argument is nested too deep.") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text, parse_constant=_not_json)
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"--kwargs is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise click.UsageError("--kwargs must be a JSON object, like '{\"year\": 2026}'.")
+    return found
+
+
+def _not_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")  # Python's parser takes NaN and Infinity
+
+
+def _chosen(app: Packhorse, name: str) -> BaseTask[..., Any]:
+    if name in app.known_tasks:
+        return app.known_tasks[name]
+    near = [known for known in app.known_tasks if known.rpartition(".")[2] == name]
+    near += difflib.get_close_matches(name, app.known_tasks, 3)
+    if near:
+        hint = f"Did you mean {' or '.join(dict.fromkeys(near))}?"
+    else:
+        hint = f"It has: {', '.join(sorted(app.tasks)[:20]) or 'none'}."
+    raise click.ClickException(f"Application {app.name!r} has no task {name!r}. {hint}")
+
+
+def _changes(queue: str | None, priority: int | None, delay: timedelta | None, at: datetime | None) -> Using:
+    if delay is not None and at is not None:
+        raise click.UsageError("Give --in or --at, not both.")
+    changes: Using = {}
+    if queue is not None:
+        changes["queue_name"] = queue
+    if priority is not None:
+        changes["priority"] = priority
+    if delay is not None or at is not None:
+        changes["run_after"] = at if delay is None else delay
+    return changes
+
+
+def _enqueued(task: BaseTask[..., Any], args: list[Any], kwargs: dict[str, Any]) -> JobHandle[Any]:
+    try:
+        task.check_call(args, kwargs)
+        if task.shapes and task.stored.codec is None:  # the function wants a dataclass, and JSON gave a dictionary
+            args, kwargs = task.shapes.load_arguments(args, kwargs)
+        return task.enqueue(*args, **kwargs)
+    except TypeError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _print_result(app: Packhorse, job: JobHandle[Any], patience: float | None, as_json: bool) -> None:
+    try:
+        job.result(patience)
+    except PackhorseError:
+        note(job.id)
+        raise
+    value = app.inspection.shown_result(app.inspection.stored(job.id))
+    if as_json:
+        print_json({"id": job.id, "result": value})
+    else:
+        click.echo(json_text(value))
