@@ -26,7 +26,7 @@ from packhorse.outcome import Outcome
 from packhorse.queues import check_name
 from packhorse.reporters import Reporter, named_reporters
 from packhorse.seals import Seals
-from packhorse.signing import Envelopes
+from packhorse.signing import Envelopes, generate_secret
 from packhorse.stores import Store, open_store
 from packhorse.task import BaseTask, Call, CoroutineTask, Declared, Options, Task, make_task
 
@@ -98,24 +98,40 @@ class Packhorse:
     def seals(self) -> Seals:
         """Made at the first use: SQLite may have to make a key first. Twice does no harm, a lock in a fork would."""
         if self._seals is None:
-            self._seals = self._make_seals()
+            self._seals = self._make_seals(self._ring(make=True))
         return self._seals
 
-    def _make_seals(self) -> Seals:
+    @property
+    def opening(self) -> Seals:
+        """For who only looks: makes no key, and where there is none, finds nothing that can be trusted."""
+        if self._seals is None:
+            ring = self._ring(make=False)
+            if self.settings.signing and not ring:
+                return self._make_seals((generate_secret(),))
+            self._seals = self._make_seals(ring)
+        return self._seals
+
+    def _ring(self, *, make: bool) -> tuple[bytes, ...]:
         settings = self.settings
-        ring: tuple[bytes, ...] = ()
-        if settings.signing:
-            ring = settings.key_ring() or tuple(key for key in [self.store.own_key()] if key is not None)
-            if not ring:
-                raise ConfigError(
-                    f"The store {type(self.store).__name__} needs a key to sign jobs with. Set PACKHORSE_KEYS to 32 or "
-                    "more random characters, the same everywhere, or switch signing off with signing=False."
-                )
+        if not settings.signing:
+            return ()
+        own = None if settings.has_keys else self.store.own_key(make=make)
+        ring = settings.key_ring() if own is None else (own,)
+        if make and not ring:
+            raise ConfigError(
+                f"The store {type(self.store).__name__} needs a key to sign jobs with. Set PACKHORSE_KEYS to 32 or "
+                "more random characters, the same everywhere, or switch signing off with signing=False."
+            )
+        return ring
+
+    def _make_seals(self, ring: tuple[bytes, ...]) -> Seals:
+        settings = self.settings
         cap = max(settings.payload_cap, settings.result_cap)
-        envelopes = Envelopes(
-            self.name, ring, encrypt=settings.encryption, compress_above=settings.compress_above, size_cap=cap
+        return Seals(
+            Envelopes(
+                self.name, ring, encrypt=settings.encryption, compress_above=settings.compress_above, size_cap=cap
+            )
         )
-        return Seals(envelopes)
 
     @overload
     def task(  # type: ignore[overload-overlap]
@@ -270,7 +286,7 @@ class Packhorse:
 
     def open_failure(self, id: bytes, data: bytes) -> Failure:
         try:
-            return self.seals.open_failure(id, data)
+            return self.opening.open_failure(id, data)
         except PayloadError as error:
             return Failure(FailureKind.UNDECODABLE, "unknown", f"The stored failure cannot be shown. {error}")
 

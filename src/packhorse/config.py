@@ -216,6 +216,10 @@ class Settings:
         kept = (self.keep_succeeded, self.keep_failed, self.keep_cancelled)
         return Retention(*(None if seconds is None else length(seconds) for seconds in kept))
 
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.keys) or self.keys_file is not None
+
     def key_ring(self) -> tuple[bytes, ...]:
         """The keys, as `keys` or the file holds them now; none where neither is given."""
         if self.keys_file is None:

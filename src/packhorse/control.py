@@ -87,7 +87,7 @@ class Control:
 
     def _lift_expiry(self, selection: Selection) -> None:
         """A job retried by hand may run although it has expired, and its expiry is signed: so sign it anew."""
-        states = ENDED_BADLY & set(selection.states or ENDED_BADLY)
+        states = ENDED_BADLY if selection.states is None else ENDED_BADLY & set(selection.states)
         for job in self._app.inspection.stored_jobs(replace(selection, states=states), page=500):
             if job.expires_at is None:
                 continue

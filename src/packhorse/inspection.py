@@ -21,6 +21,7 @@ from packhorse.stores.contract import ProcessView, QueueCounts, Selection
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
+    from packhorse.task import ForeignCodec
 
 
 class Scan(NamedTuple):
@@ -101,27 +102,27 @@ class Inspection:
         raw = from_text(id)
         for entry in self._app.store.entries(raw):
             if (entry.kind, entry.name) == PROGRESS:
-                return decode_progress(self._app.seals.open_entry(raw, *PROGRESS, entry.data))
+                return decode_progress(self._app.opening.open_entry(raw, *PROGRESS, entry.data))
         return None
 
     def result_of(self, job: StoredJob) -> Any:
         """The return value of a job that succeeded; PayloadError where it was not kept or cannot be trusted."""
         raw, task = from_text(job.id), self._app.known_tasks.get(job.task)
         if job.result is None:
-            if self._app.seals.open_job(raw, job.task, job.payload).no_result:
+            if self._app.opening.open_job(raw, job.task, job.payload).no_result:
                 raise PayloadError("the task keeps no results")
             return None
-        opened = self._app.seals.open_result(raw, job.result)
+        opened = self._app.opening.open_result(raw, job.result)
         if opened.foreign:
             if task is None or task.stored.codec is None:
                 raise PayloadError("it was written by a codec that this program does not have")
-            return task.stored.codec.decode(opened.body)
+            return _decoded(task.stored.codec, opened.body)
         value = self._app.codec.decode_result(opened.body, typed=opened.typed)
         return value if task is None or task.shapes is None else task.shapes.load_result(value)
 
     def arguments(self, job: StoredJob) -> Arguments:
         """As they were enqueued, for showing; dataclasses and enums are the plain values they travel as."""
-        return self._arguments(self._app.seals.open_job(from_text(job.id), job.task, job.payload))
+        return self._arguments(self._app.opening.open_job(from_text(job.id), job.task, job.payload))
 
     def _arguments(self, opened: OpenedJob) -> Arguments:
         if opened.foreign:
@@ -130,7 +131,7 @@ class Inspection:
 
     def shown_arguments(self, job: StoredJob) -> dict[str, Any]:
         """By name, with what is secret masked; and where the names are not known, all that has none."""
-        opened = self._app.seals.open_job(from_text(job.id), job.task, job.payload)
+        opened = self._app.opening.open_job(from_text(job.id), job.task, job.payload)
         arguments, task = self._arguments(opened), self._app.known_tasks.get(job.task)
         if task is not None and task.stored.version == opened.version:
             named = task.named(arguments.args, arguments.kwargs)
@@ -140,8 +141,19 @@ class Inspection:
         return shown
 
     def shown_result(self, job: StoredJob) -> Any:
-        """With what is secret masked."""
+        """With what is secret masked. Who only looks decodes nothing with a task's own codec."""
+        if job.result is not None and self._app.opening.open_result(from_text(job.id), job.result).foreign:
+            raise PayloadError("It was written by the task's own codec, which only those who ask for the result read.")
         return masked(self.result_of(job), self._app.settings.sensitive_names)
+
+
+def _decoded(codec: ForeignCodec, data: bytes) -> Any:
+    try:
+        return codec.decode(data)
+    except PayloadError:
+        raise
+    except Exception as error:
+        raise PayloadError(f"the task's own codec raised {type(error).__name__}") from None
 
 
 PROGRESS = ("progress", "")

@@ -43,7 +43,10 @@ _ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 class ForeignCodec(Protocol):
-    """Another way to write a task's arguments and results, chosen with `codec=`; read only where the MAC is right."""
+    """Another way to write a task's arguments and results, chosen with `codec=`; read only where the MAC is right.
+
+    One that has `runs_code = True` is warned of by every worker that performs its tasks.
+    """
 
     def encode(self, value: Any) -> bytes: ...
     def decode(self, data: bytes) -> Any: ...
@@ -185,6 +188,8 @@ def unpack_foreign(task: BaseTask[..., Any], body: bytes, codec: Codec, typed: b
     try:
         args, kwargs = task.stored.codec.decode(body[4 : 4 + size])
         return Arguments(list(args), dict(kwargs), metadata)
+    except PayloadError:
+        raise
     except Exception as error:
         raise PayloadError(f"The task's own codec raised {type(error).__name__}.") from None
 
@@ -386,6 +391,8 @@ def _make_stored(app: Packhorse, declared: dict[str, Any]) -> Stored:
     if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= VERSION_CAP:
         raise ConfigError(f"version must be a whole number from 0 to {VERSION_CAP:,}, not {version!r}.")
     codec = declared.pop("codec", None)
+    if isinstance(codec, type):
+        raise ConfigError(f"codec takes an instance: codec={codec.__name__}().")
     if codec is not None and not app.settings.signing:
         raise ConfigError("A codec of one's own decodes only signed payloads. Leave signing on.")
     results = declared.pop("results", True)

@@ -14,7 +14,7 @@ LAYERS = {
     "skins": "__init__ __main__ cli dashboard django testing",
     "use cases": "app config context control doctor events handle inspection middleware reporters runtime task waiting",
     "stores": "stores",
-    "domain": "clock codec errors failpoints flow ids job limits logs masking outcome queues retry schedule"
+    "domain": "clock codec errors failpoints flow ids job limits logs masking outcome pickling queues retry schedule"
     " seals shapes signing",
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules.split()}

@@ -64,7 +64,7 @@ def insert() -> None:
     for batch in range(8):
         jobs = [note(f"{batch}-{n}") for n in range(1 + 3 * (batch % 2))]
         for job in jobs:
-            say("intends", to_text(job.id), job.payload.decode())
+            say("intends", to_text(job.id), job.payload.hex())
         for id in app.store.insert(jobs):
             say("enqueued", to_text(id))
 

@@ -153,7 +153,7 @@ def words(lines: list[str]) -> Words:
 
 def after_insert(place: Place, said: Words) -> list[str]:
     """Batches are all or none; and who never heard the answer may ask again."""
-    jobs = [NewJob(from_text(id), "note", payload.encode()) for id, payload in said["intends"]]
+    jobs = [NewJob(from_text(id), "note", bytes.fromhex(payload)) for id, payload in said["intends"]]
     place.app.store.schema_version()  # it may have died before there was a table
     before = set(place.rows())
     told = {from_text(id) for [id] in said.get("enqueued", [])}

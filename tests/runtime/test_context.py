@@ -104,9 +104,10 @@ def test_a_context_cannot_be_passed_by_the_caller(app: Packhorse):
     def count(context: Context, number: int) -> int:
         return number
 
-    for call in (lambda: count.enqueue(1, 2), lambda: count.enqueue(), lambda: count.enqueue(1, context=2)):  # type: ignore[call-arg, call-overload, misc, arg-type]
+    task: Any = count
+    for args, kwargs in (((1, 2), {}), ((), {}), ((1,), {"context": 2})):
         with pytest.raises(TypeError, match="cannot be called like this"):
-            call()
+            task.enqueue(*args, **kwargs)
 
 
 def test_a_function_without_a_place_for_the_context_is_refused(app: Packhorse):
@@ -223,7 +224,7 @@ def test_outside_a_job_there_is_no_context(app: Packhorse):
     with pytest.raises(LookupError):
         current_context()
     assert current_context(None) is None
-    assert current_context("nobody") == "nobody"  # type: ignore[comparison-overlap]
+    assert current_context("nobody") == "nobody"
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
@@ -249,7 +250,7 @@ def test_a_context_does_not_outlive_its_job(app: Packhorse, make_app: Callable[.
     def second() -> None: ...
 
     @old.task(name="shop.first")
-    def first() -> str: ...
+    def first() -> Any: ...
 
     with Embedded(app, concurrency=1):
         for _ in range(3):
@@ -592,9 +593,7 @@ def test_the_last_progress_is_kept_however_quickly_a_job_ends(app: Packhorse, co
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
-def test_the_last_progress_is_not_lost_while_it_is_being_written(
-    app: Packhorse, recording: Recording, coroutine: bool
-):
+def test_the_last_progress_is_not_lost_while_it_is_being_written(app: Packhorse, recording: Recording, coroutine: bool):
     """The job ends between the moment it is taken to be written and the moment it is."""
     taken = threading.Event()
 
@@ -763,7 +762,7 @@ def test_progress_that_is_no_number_fails_where_it_is_said(app: Packhorse, wrong
         context.progress(7)
 
     with Embedded(app):
-        with pytest.raises(JobFailed, match="ValueError|TypeError|OverflowError"):
+        with pytest.raises(JobFailed, match=r"ValueError|TypeError|OverflowError"):
             bad.enqueue().result(SOON)
         job = good.enqueue()
         job.result(SOON)
@@ -937,7 +936,11 @@ def test_metadata_that_a_job_changes_is_its_own(app: Packhorse):
 
 @pytest.mark.parametrize(
     ("metadata", "complaint"),
-    [({"x": object()}, r"Cannot store the metadata\['x'\]"), ({1: 2}, "a key is a int"), ({"x": "y" * 300_000}, "bytes")],
+    [
+        ({"x": object()}, r"Cannot store the metadata\['x'\]"),
+        ({1: 2}, "a key is a int"),
+        ({"x": "y" * 300_000}, "bytes"),
+    ],
 )
 def test_metadata_that_cannot_travel_is_refused_by_enqueue(app: Packhorse, metadata: Any, complaint: str):
     @app.task
@@ -946,7 +949,7 @@ def test_metadata_that_cannot_travel_is_refused_by_enqueue(app: Packhorse, metad
     with pytest.raises(PayloadError, match=complaint):
         work.using(metadata=metadata).enqueue()
     with pytest.raises(ConfigError, match="metadata must be a dictionary"):
-        work.using(metadata=[1])  # type: ignore[typeddict-item]
+        work.using(metadata=[1])  # type: ignore[arg-type]
     assert app.inspection.counts()[JobState.READY] == 0
 
 

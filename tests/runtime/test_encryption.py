@@ -403,7 +403,9 @@ def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_package_an_application_says_what_to_install(make_app: MakeApp):
     """Before it enqueues anything."""
     app = make_app(encryption=True, keys=(K1,))
-    with pytest.raises(ConfigError, match=r"Encryption needs the package cryptography: pip install 'packhorse\[crypto\]'"):
+    with pytest.raises(
+        ConfigError, match=r"Encryption needs the package cryptography: pip install 'packhorse\[crypto\]'"
+    ):
         make_tasks(app)["echo"].enqueue(1)
     assert list(app.inspection.jobs()) == []
 

@@ -281,7 +281,10 @@ def test_a_store_that_goes_away_between_batches_says_how_many_it_took(
         return insert(jobs)
 
     monkeypatch.setattr(app.store, "insert", going)
-    with pytest.raises(EnqueueError, match="Only the first 20 jobs were enqueued; numbers 20 to 29 and all behind them were not: the store is away"):
+    with pytest.raises(
+        EnqueueError,
+        match="Only the first 20 jobs were enqueued; numbers 20 to 29 and all behind them were not: the store is away",
+    ):
         app.enqueue_many(note.call(number) for number in range(45))
     assert app.inspection.counts()[JobState.READY] == 20
 

@@ -336,7 +336,7 @@ def test_only_the_kinds_asked_for_are_told(app: Packhorse):
 
 
 def test_an_unknown_kind_is_refused(app: Packhorse):
-    with pytest.raises(ConfigError, match="'finished' is not a valid EventKind. There are enqueued, started"):
+    with pytest.raises(ConfigError, match=r"'finished' is not a valid EventKind\. There are enqueued, started"):
         app.subscribe("finished")(print)
     assert not app.events
 
@@ -712,7 +712,7 @@ def test_a_program_that_ends_has_told_everything(tmp_path: Path):
 def test_one_flush_is_registered_for_the_end_of_the_program(monkeypatch: pytest.MonkeyPatch):
     """A subscriber that hangs would otherwise hold up the end once for each of them."""
     registered: list[Any] = []
-    monkeypatch.setattr(events_module.atexit, "register", registered.append)
+    monkeypatch.setattr("packhorse.events.atexit.register", registered.append)
     events = Events()
     for _ in range(3):
         events.subscribe(print)

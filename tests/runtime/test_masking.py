@@ -1,4 +1,4 @@
-"""Canaries: what is secret in a job's arguments is seen by its task and by nobody who looks at logs, failures or events."""
+"""Canaries: what is secret in a job is seen by its task, and by nobody who reads logs, failures or events."""
 
 import functools
 import json
@@ -299,11 +299,12 @@ def test_canaries_in_typed_arguments_are_masked(
     task: Any = app.task(name="shop.work")(afunction if coroutine else function)
     values: list[Any] = []
     for one, two in zip(known[::2], known[1::2], strict=True):
-        values += {
+        made: dict[str, list[Any]] = {
             "dataclass": [Account("Ann", Login("ann", one.text), Secret(two.text), [1])],
             "named tuple": [Pair("left", one.text), Pair("left", two.text)],
             "list of dataclasses": [[Login("ann", one.text), Login("bob", two.text)]],
-        }[kind]
+        }
+        values += made[kind]
     with Embedded(app):
         jobs = app.enqueue_many(task.call(value) for value in values)
         wait_until(lambda: all(job.state.finished for job in jobs))
@@ -524,7 +525,9 @@ def test_a_call_does_not_show_its_arguments(app: Packhorse, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {1: 2}, float("nan"), "lone \ud800", [[{"x": object()}]], "x" * 300_000], ids=lambda it: type(it).__name__
+    "value",
+    [object(), {1: 2}, float("nan"), "lone \ud800", [[{"x": object()}]], "x" * 300_000],
+    ids=lambda it: type(it).__name__,
 )
 def test_an_argument_that_is_refused_is_not_quoted(app: Packhorse, value: Any):
     canary = one_canary()

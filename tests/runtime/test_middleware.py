@@ -79,7 +79,11 @@ def test_a_draft_may_change_where_and_how_a_job_is_enqueued(app: Packhorse):
     def change(draft: Draft) -> Draft:
         assert draft.task == "shop.work"
         options = replace(
-            draft.options, queue_name="night", priority=7, tags=(*draft.options.tags, "seen"), run_after=timedelta(days=1)
+            draft.options,
+            queue_name="night",
+            priority=7,
+            tags=(*draft.options.tags, "seen"),
+            run_after=timedelta(days=1),
         )
         return replace(draft, options=options, metadata={**draft.metadata, "trace": "abc"})
 
@@ -94,7 +98,7 @@ def test_a_draft_may_change_where_and_how_a_job_is_enqueued(app: Packhorse):
         app.enqueue(work.call()),
         *app.enqueue_many([work.call(), work.call()]),
     ]
-    for job in map(lambda job: job.look(), jobs):
+    for job in (job.look() for job in jobs):
         assert (job.queue, job.priority, job.tags, job.state) == ("night", 7, ("mine", "seen"), JobState.SCHEDULED)
     stored = app.inspection.stored(jobs[0].id)
     assert app.inspection.arguments(stored).metadata == {"tenant": 1, "trace": "abc"}
@@ -202,7 +206,7 @@ def test_a_middleware_that_gives_no_draft_is_told(app: Packhorse, wrong: Any):
     @app.task
     def work() -> None: ...
 
-    with pytest.raises(ConfigError, match="Enqueuing.*must return a Draft"):
+    with pytest.raises(ConfigError, match=r"Enqueuing.*must return a Draft"):
         work.enqueue()
 
 
@@ -289,7 +293,9 @@ def test_a_task_runs_inside_its_middleware(app: Packhorse, coroutine: bool):
         bad = task.enqueue(1)
         with pytest.raises(JobFailed, match="no"):
             bad.result(SOON)
-    assert [(what, id) for what, id, _ in seen] == [(what, job.id) for job in (good, bad) for what in ("in", "ann", "out")]
+    assert [(what, id) for what, id, _ in seen] == [
+        (what, job.id) for job in (good, bad) for what in ("in", "ann", "out")
+    ]
     assert len({thread for *_, thread in seen}) == 1
 
 

@@ -267,7 +267,11 @@ def test_a_name_that_nobody_offers_is_refused_at_the_start(
 
 @pytest.mark.parametrize(
     ("source", "complaint"),
-    [("", "cannot be loaded: AttributeError"), ("1/0", "cannot be loaded: ZeroDivisionError"), ("ring = 7", "no function")],
+    [
+        ("", "cannot be loaded: AttributeError"),
+        ("1/0", "cannot be loaded: ZeroDivisionError"),
+        ("ring = 7", "no function"),
+    ],
 )
 def test_a_reporter_that_cannot_be_loaded_is_refused_at_the_start(
     make_app: Callable[..., Packhorse], installed: Callable[..., None], source: str, complaint: str

@@ -177,7 +177,10 @@ def test_an_unknown_task_fails_and_says_so(app: Packhorse, make_app: Callable[..
         return 7
 
     job = novel.enqueue()
-    with Embedded(make_app(unknown_task_timeout=0)), pytest.raises(JobFailed, match=r"there is no task 'shop\.novel'") as caught:
+    with (
+        Embedded(make_app(unknown_task_timeout=0)),
+        pytest.raises(JobFailed, match=r"there is no task 'shop\.novel'") as caught,
+    ):
         job.result(SOON)
     assert caught.value.failure.kind is FailureKind.UNKNOWN_TASK
     assert job.look().attempts == 0

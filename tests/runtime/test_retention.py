@@ -153,15 +153,15 @@ def test_every_way_to_be_cancelled_is_dropped_at_once(make_app: MakeApp, clock: 
         wait_until(lambda: context.stop_requested)
         raise ValueError
 
-    @app.task(**options)
-    async def coroutine() -> None:
+    async def endless() -> None:
         running.release()
         await asyncio.sleep(SOON)
 
-    @app.task(expires=1, **options)
-    def late() -> None:
+    def never() -> None:
         raise AssertionError("it has expired")
 
+    coroutine = app.task(name="coroutine", **options)(endless)
+    late = app.task(name="late", expires=1, **options)(never)
     expired = late.enqueue()
     clock.advance(2)
     with Embedded(app, concurrency=4):
@@ -201,7 +201,8 @@ def test_a_job_that_expires_while_it_waits_for_a_slot_is_dropped_too(make_app: M
 def test_a_job_that_cannot_be_performed_is_dropped_like_any_failed_one(make_app: MakeApp, by: str):
     """Where failed jobs of its task are not kept, or no failed jobs at all."""
     app = make_app(unknown_task_timeout=0, **({"keep_failed": 0} if by == "settings" else {}))
-    task = ending_as(app, **({"keep_failed": 0} if by == "task" else {}))
+    options: dict[str, Any] = {"keep_failed": 0} if by == "task" else {}
+    task = ending_as(app, **options)
     names = ["shop.work"] if by == "task" else ["shop.work", "shop.unknown"]
     forged = app.store.insert([NewJob(new_id(), name, b"forged") for name in names])
     jobs: list[JobHandle[Any]] = [app.job(to_text(id)) for id in forged]
@@ -285,18 +286,17 @@ def test_a_task_may_say_how_long_its_own_are_kept(make_app: MakeApp, clock: Manu
     app = make_app(**{f"keep_{state}": 100})
     short = ending_as(app, **{f"keep_{state}": length})
 
-    @app.task(takes_context=True, name="shop.long", **{f"keep_{state}": 1_000})
-    def long(context: Context) -> None:
+    def work(context: Context) -> None:
         short.function(context, state)
 
-    @app.task(takes_context=True, name="shop.usual")
-    def usual(context: Context) -> None:
-        short.function(context, state)
+    def task(name: str, **options: Any) -> Any:
+        return app.task(takes_context=True, name=name, **options)(work)
 
-    @app.task(takes_context=True, name="shop.forever", **{f"keep_{state}": None})
-    def forever(context: Context) -> None:
-        short.function(context, state)
-
+    usual, long, forever = (
+        task("shop.usual"),
+        task("shop.long", **{f"keep_{state}": 1_000}),
+        task("shop.forever", **{f"keep_{state}": None}),
+    )
     with Embedded(app):
         jobs = [ended(job) for job in (short.enqueue(state), usual.enqueue(), long.enqueue(), forever.enqueue())]
     left = []

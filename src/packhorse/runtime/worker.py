@@ -63,8 +63,17 @@ class Worker:
     def begin(self, process: Process) -> None:
         self._process = process
         if self._watcher is None:
+            self._warn()
             patience = self._app.settings.polling_interval
             self._watcher = Watcher(self._app.store, self._selected, process.wake.set, patience)
+
+    def _warn(self) -> None:
+        if names := [it.name for it in self._app.tasks.values() if getattr(it.stored.codec, "runs_code", False)]:
+            log.warning(
+                "the codec of %s can run any code: whoever has a key of application %r can run it in this worker",
+                ", ".join(sorted(names)),
+                self._app.name,
+            )
 
     def turn(self) -> float:
         after_failure = self._in_doubt

@@ -366,7 +366,7 @@ class Store(ABC):
 
     # The store itself.
 
-    def own_key(self) -> bytes | None:
+    def own_key(self, *, make: bool = True) -> bytes | None:
         """A key that only the store's owner can read, made at the first call; None where there is no place for one."""
         return None
 

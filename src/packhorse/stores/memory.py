@@ -530,7 +530,7 @@ class MemoryStore(Store):
 
     # The store itself.
 
-    def own_key(self) -> bytes:
+    def own_key(self, *, make: bool = True) -> bytes:
         return self._key
 
     def migrate(self) -> list[str]:

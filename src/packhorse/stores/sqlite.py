@@ -309,7 +309,8 @@ class SQLiteStore(Store):
     ) -> Moved:
         with self._transaction() as c:
             now = self.clock.now()
-            rows = c.execute(*sqlite_jobs.select("payload.id, state", selection, after, limit)).fetchall()
+            dense = sqlite_jobs.is_dense(c, selection)
+            rows = c.execute(*sqlite_jobs.select("payload.id, state", selection, after, limit, dense=dense)).fetchall()
             asked = 0
             if change.act is Act.CANCEL:
                 running = [id for id, state in rows if state == sqlite_exchange.RUNNING]
@@ -357,7 +358,8 @@ class SQLiteStore(Store):
 
     def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:
         with self._cursor() as c:
-            rows = c.execute(*sqlite_jobs.select(sqlite_jobs.COLUMNS, selection, after, limit))
+            dense = sqlite_jobs.is_dense(c, selection)
+            rows = c.execute(*sqlite_jobs.select(sqlite_jobs.COLUMNS, selection, after, limit, dense=dense))
             return [StoredJob(**sqlite_jobs.narrow(row)) for row in rows]
 
     def job(self, id: bytes) -> StoredJob | None:
@@ -386,7 +388,7 @@ class SQLiteStore(Store):
         }
         counts: dict[str, dict[JobState, int]] = {queue: {} for queue in paused}
         for queue, state, number in rows:
-            counts.setdefault(queue, {})[sqlite_exchange.STATES[state - 1]] = number
+            counts.setdefault(queue, {})[sqlite_jobs.state_of(state)] = number
         return [QueueCounts(queue, counts[queue], paused.get(queue)) for queue in sorted(counts)]
 
     def processes(self) -> list[ProcessView]:
@@ -436,9 +438,10 @@ class SQLiteStore(Store):
 
     # The store itself.
 
-    def own_key(self) -> bytes | None:
-        self._ensure_schema()  # which looks at the folder, and makes it
-        return kept_key(self.path)
+    def own_key(self, *, make: bool = True) -> bytes | None:
+        if make:
+            self._ensure_schema()  # which looks at the folder first
+        return kept_key(self.path, make=make)
 
     def exists(self) -> bool:
         return self.path.exists()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from packhorse.clock import to_datetime
+from packhorse.clock import to_datetime, to_microseconds
+from packhorse.errors import StoreError
 from packhorse.ids import to_text
-from packhorse.job import StoredAttempt
+from packhorse.job import JobState, StoredAttempt
 from packhorse.stores.contract import Act, Change, Selection
 from packhorse.stores.sqlite_exchange import (
     BY_ID,
@@ -26,6 +27,8 @@ from packhorse.stores.sqlite_exchange import (
     delete,
 )
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_MOMENT = to_microseconds(datetime(9999, 12, 31, tzinfo=UTC))
 COLUMNS = """
     job.id, task, state, queue, rank, attempts, losses, created_at, run_at, expires_at, claimed_at, started_at,
     finished_at, process, share, tags, reason, failure, result_error
@@ -35,6 +38,7 @@ VIEW = """
 """
 WIDE = f"select {COLUMNS}, body, result {VIEW}"
 RESEAL = "update payload set body = ? where id = ? and n in (select n from job where state in (6, 7) and n = payload.n)"
+DENSE = 5_000
 # A partial index serves only a query that repeats its condition to the letter.
 INDEXES = (
     ({SUCCEEDED, FAILED, CANCELLED}, "job_to_prune", "state > 4"),
@@ -90,12 +94,26 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
             )
 
 
-def select(columns: str, selection: Selection, after: bytes | None, limit: int) -> tuple[str, list[Any]]:
+def is_dense(c: sqlite3.Connection, selection: Selection) -> bool:
+    """So many jobs are in these states that walking along the ids beats sorting them anew for every page."""
+    if not selection.states or selection.ids is not None:
+        return False
+    for code in {CODE[state] for state in selection.states}:
+        for served, _, condition in INDEXES:
+            some = f"select count(*) from (select 1 from job where state = ? and {condition} limit ?)"
+            if code in served and c.execute(some, (code, DENSE)).fetchone()[0] >= DENSE:
+                return True
+    return False
+
+
+def select(
+    columns: str, selection: Selection, after: bytes | None, limit: int, *, dense: bool = False
+) -> tuple[str, list[Any]]:
     """A page of selected jobs in the order of their ids, and its parameters."""
     states = None if selection.states is None else {CODE[state] for state in selection.states}
     view, conditions = VIEW, ["true"]
     parameters: list[Any] = []
-    if states and selection.ids is None:
+    if states and selection.ids is None and not dense:
         for served, index, condition in INDEXES:
             if states <= served:
                 view = f"""
@@ -140,12 +158,12 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
     return {
         "id": to_text(id),
         "task": task,
-        "state": STATES[state - 1],
+        "state": state_of(state),
         "queue": queue,
         "priority": -rank,
         "attempts": attempts,
         "losses": losses,
-        "created_at": to_datetime(created_at),
+        "created_at": moment(created_at) or EPOCH,
         "run_at": moment(run_at),
         "expires_at": moment(expires_at),
         "claimed_at": moment(claimed_at),
@@ -153,7 +171,7 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
         "finished_at": moment(finished_at),
         "process": to_text(process) if owned else None,
         "share": share,
-        "tags": tuple(json.loads(tags)) if tags else (),
+        "tags": _tags(tags),
         "reason": reason,
         "failure": failure,
         "result_error": result_error,
@@ -161,8 +179,24 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
 
 
 def attempt(number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: int) -> StoredAttempt:
-    return StoredAttempt(number, to_text(process), moment(began), to_datetime(ended), failure, bool(spent))
+    return StoredAttempt(number, to_text(process), moment(began), moment(ended) or EPOCH, failure, bool(spent))
 
 
 def moment(microseconds: int | None) -> datetime | None:
-    return to_datetime(microseconds) if microseconds is not None else None
+    if microseconds is None:
+        return None
+    return to_datetime(min(max(microseconds, 0), LAST_MOMENT))  # whoever can write to the file can write anything
+
+
+def state_of(code: int) -> JobState:
+    if not 1 <= code <= len(STATES):
+        raise StoreError(f"A job has the state {code}, which no Packhorse writes. Somebody else changed the file.")
+    return STATES[code - 1]
+
+
+def _tags(text: str | None) -> tuple[str, ...]:
+    try:
+        found = json.loads(text) if text else ()
+    except (ValueError, TypeError, RecursionError):
+        return ()
+    return tuple(tag for tag in found if isinstance(tag, str)) if isinstance(found, list) else ()

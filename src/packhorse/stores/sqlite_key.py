@@ -13,12 +13,14 @@ from packhorse.signing import generate_secret
 KEY_SIZE_CAP = 4096
 
 
-def kept_key(database: Path) -> bytes:
-    """Made by the first who asks; everybody else reads the same."""
+def kept_key(database: Path, *, make: bool = True) -> bytes | None:
+    """Made by the first who needs it; everybody else reads the same."""
     path = Path(f"{database}-key")
     try:
         return _read(path)
     except FileNotFoundError:
+        if not make:
+            return None
         _make(path)
         return _read(path)
 
