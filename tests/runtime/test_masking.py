@@ -24,6 +24,7 @@ from packhorse import (
     JobFailed,
     Packhorse,
     PayloadError,
+    ResultUnavailable,
     Retry,
     Secret,
     StoreError,
@@ -215,7 +216,7 @@ class Outputs:
             handle = self.app.job(job.id)
             try:
                 handle.result(0)
-            except (JobFailed, JobCancelled) as error:
+            except (JobFailed, JobCancelled, ResultUnavailable) as error:
                 yield "raised", f"{error} {error!r} {vars(error)}"
         for report in self.reports:
             yield "report", f"{report.context!r} {report.mask(str(report.error))}"
@@ -309,6 +310,36 @@ def test_canaries_in_typed_arguments_are_masked(
         jobs = app.enqueue_many(task.call(value) for value in values)
         wait_until(lambda: all(job.state.finished for job in jobs))
     assert found_in(outputs, debug, known) == []
+
+
+def test_arguments_are_told_by_nobody_but_the_task_itself(app: Packhorse, debug: pytest.LogCaptureFixture):
+    """Secret or not: no log, failure or event quotes an argument, a result or metadata of its own accord."""
+    outputs, known = Outputs(app), canaries(44)
+
+    @app.task(takes_context=True, retries=1, backoff=Fixed(0))
+    def work(context: Context, text: str, end: str, *, more: list[str]) -> Any:
+        copied = [text, *more, context.metadata]
+        match end:
+            case "failed":
+                raise ValueError("nothing to add")
+            case "cancelled":
+                raise Cancel
+            case "unstorable":
+                return [copied, object()]
+        return copied
+
+    with Embedded(app):
+        jobs = [
+            work.using(metadata={"note": three.text}).enqueue(one.text, end, more=[two.text])
+            for (one, two, three, _), end in zip(
+                zip(*[iter(known)] * 4, strict=True),
+                ["succeeded", "failed", "cancelled", "unstorable"] * 3,
+                strict=False,
+            )
+        ]
+        wait_until(lambda: all(job.state.finished for job in jobs))
+    texts = [(where, text) for where, text in outputs.texts(debug) if where != "arguments"]
+    assert [f"{where}: {leak}" for where, text in texts for leak in leaked(text, known)] == []
 
 
 # Traps of their own.

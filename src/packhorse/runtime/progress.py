@@ -7,6 +7,7 @@ import threading
 
 from packhorse.app import Packhorse
 from packhorse.context import Progress
+from packhorse.errors import StoreError
 from packhorse.inspection import PROGRESS, encode_progress
 from packhorse.job import MESSAGE_CAP, Claim, Token, storable
 from packhorse.stores.contract import Entry
@@ -70,4 +71,5 @@ class Recorder:
             data = app.seals.entry(token.id, *PROGRESS, encode_progress(noted, app.clock.now()))
             app.store.record(token, [Entry(*PROGRESS, data)])
         except Exception as error:  # whatever it is, the job and the progress of others go on
-            log.warning("a job's progress could not be written: %s", error)
+            why = error if isinstance(error, StoreError) else type(error).__name__
+            log.warning("a job's progress could not be written: %s", why)

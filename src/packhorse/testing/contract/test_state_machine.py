@@ -501,7 +501,7 @@ def live(new_store: Callable[[Clock], Store], examples: int, steps: int) -> None
 
 def test_a_few_short_histories(new_store: Callable[[Clock], Store]):
     """The store and the model agree on everything that can be seen."""
-    live(new_store, examples=25, steps=30)
+    live(new_store, examples=15, steps=30)
 
 
 def test_many_long_histories(new_store: Callable[[Clock], Store]):
@@ -509,4 +509,4 @@ def test_many_long_histories(new_store: Callable[[Clock], Store]):
     if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
         live(new_store, examples=2_000, steps=100)
     else:
-        live(new_store, examples=200, steps=50)
+        live(new_store, examples=120, steps=50)
