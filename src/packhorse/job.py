@@ -41,7 +41,6 @@ class FailureKind(StrEnum):
 
 MESSAGE_CAP = 4 * 1024
 TRACEBACK_CAP = 48 * 1024
-SEEN_CAP = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Failure:
     def of(
         cls, error: BaseException, kind: FailureKind, *, skip_frames: int = 0, mask: Callable[[str], str] = str
     ) -> Failure:
-        """`mask` hides secrets in its texts; it sees them before the middle of a long one is left out."""
+        """`mask` hides secrets in its texts; it sees them whole, before the middle of a long one is left out."""
         message, trace = mask(message_of(error)), mask(_traceback(error, skip_frames))
         return cls(kind, _class_path(type(error)), storable(message, MESSAGE_CAP), storable(trace, TRACEBACK_CAP))
 
@@ -83,9 +82,9 @@ def _class_path(cls: type) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Its text as any store can take it."""
+    """Its text, however long and whatever is in it."""
     try:
-        return storable(str(error), SEEN_CAP)
+        return "".join([str(error)])  # never a subclass of str, whose methods may do anything
     except BaseException as broken:  # the error's own __str__ may raise anything
         return f"<no message: {type(broken).__name__} while asking for it>"
 
@@ -96,7 +95,7 @@ def _traceback(error: BaseException, skip_frames: int) -> str:
         frames = frames.tb_next if frames is not None else None
     try:
         lines = traceback.TracebackException(type(error), error, frames, limit=-100, compact=True).format()
-        return storable("".join(lines), SEEN_CAP)
+        return "".join(lines)
     except BaseException as broken:
         return f"<no traceback: {type(broken).__name__} while formatting it>"
 

@@ -157,9 +157,10 @@ def test_losses_are_told(app: Packhorse):
         return context.losses, context.attempt
 
     job = careful.enqueue()
-    doomed = new_id()
-    app.store.enroll(ProcessInfo(doomed, "worker", "elsewhere", 7), 50_000)
-    assert len(app.store.exchange(doomed, 1, [], EVERYTHING, 1, starting=1).claims) == 1
+    doomed = ProcessInfo(new_id(), "worker", "elsewhere", 7)
+    app.store.enroll(doomed, 60_000_000)
+    assert len(app.store.exchange(doomed.id, 1, [], EVERYTHING, 1, starting=1).claims) == 1
+    app.store.enroll(doomed, 1)
     wait_until(lambda: all(it.lease_left <= 0 for it in app.store.processes()), "the lease ends")
     with Embedded(app):
         assert job.result(SOON) == (1, 1)

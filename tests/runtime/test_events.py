@@ -40,7 +40,9 @@ from packhorse import events as events_module
 from packhorse.events import Events
 from packhorse.ids import new_id, to_text
 from packhorse.job import NewJob
+from packhorse.outcome import release
 from packhorse.queues import EVERYTHING, parse_queues
+from packhorse.runtime.orphans import Judge
 from packhorse.runtime.process import Process
 from packhorse.runtime.worker import Worker
 from packhorse.stores.contract import ProcessInfo
@@ -96,6 +98,15 @@ def declared(app: Packhorse, function: Callable[..., Any], coroutine: bool, **op
         return function(*args, **kwargs)
 
     return app.task(**{"name": "shop.work", **options})(afunction if coroutine else function)
+
+
+def lose_its_worker(app: Packhorse) -> None:
+    """Somebody claims all that is ready, and is never heard of again."""
+    doomed = ProcessInfo(new_id(), "worker", "elsewhere", 7)
+    app.store.enroll(doomed, 60_000_000)
+    assert app.store.exchange(doomed.id, 1, [], EVERYTHING, 100, starting=100).claims
+    app.store.enroll(doomed, 1)
+    wait_until(lambda: all(it.lease_left <= 0 for it in app.store.processes()), "the lease ends")
 
 
 def finished(job: Any) -> Any:
@@ -275,16 +286,60 @@ def test_a_lost_job_is_told_and_then_performed(app: Packhorse):
     def work() -> None: ...
 
     job = work.enqueue()
-    doomed = new_id()
-    app.store.enroll(ProcessInfo(doomed, "worker", "elsewhere", 7), 50_000)
-    app.store.exchange(doomed, 1, [], EVERYTHING, 1, starting=1)
-    wait_until(lambda: all(it.lease_left <= 0 for it in app.store.processes()), "the lease ends")
+    lose_its_worker(app)
     with Embedded(app):
         finished(job)
         told.wait_for(job, "succeeded")
     assert told.kinds_of(job) == ["enqueued", "lost", "started", "succeeded"]
     lost = told.wait_for(job, "lost")
     assert (lost.task, lost.queue_name, lost.attempt) == (work.name, "default", 1)
+
+
+def test_a_lost_job_that_is_given_up_is_told_as_failed_too(app: Packhorse):
+    told = Told(app)
+
+    @app.task(on_worker_lost="fail")
+    def work() -> None: ...
+
+    job = work.enqueue()
+    lose_its_worker(app)
+    with Embedded(app):
+        failed = told.wait_for(job, "failed")
+    assert told.kinds_of(job) == ["enqueued", "lost", "failed"]
+    assert failed.failure is not None
+    assert failed.failure.kind is FailureKind.WORKER_LOST
+
+
+def test_a_verdict_is_told_once_the_store_has_it(app: Packhorse, monkeypatch: pytest.MonkeyPatch):
+    """Nothing while the store is away, once when it takes it, and nothing where it refuses."""
+    told = Told(app, "lost")
+
+    @app.task
+    def work() -> None: ...
+
+    jobs = [work.enqueue(), work.enqueue()]
+    lose_its_worker(app)
+    adopter = new_id()
+    app.store.enroll(ProcessInfo(adopter, "dispatcher", "here", 8), 60_000_000)
+    real = app.store.exchange
+
+    def away(*args: Any, **kwargs: Any) -> Any:
+        raise StoreError("away")
+
+    judge = Judge(app)
+    monkeypatch.setattr(app.store, "exchange", away)
+    with pytest.raises(StoreError):
+        judge.judge(adopter)
+    assert app.events.flush()
+    assert told.events == []
+    [first, second] = app.store.held(adopter)
+    real(adopter, 5, [release(first)], EVERYTHING, 0)  # it has moved on meanwhile
+    monkeypatch.setattr(app.store, "exchange", real)
+    judge.judge(adopter)
+    judge.judge(adopter)
+    assert app.events.flush()
+    assert [event.job_id for event in told.events] == [to_text(second.id)]
+    assert {job.state for job in jobs} == {JobState.READY}
 
 
 def test_processes_are_told_when_they_come_and_go(app: Packhorse):
