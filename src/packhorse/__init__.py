@@ -27,6 +27,7 @@ from packhorse.middleware import Draft, Middleware
 from packhorse.reporters import ErrorReport
 from packhorse.retry import Exponential, Fixed
 from packhorse.runtime.embedded import Embedded
+from packhorse.stores.contract import Act, Change, Selection
 from packhorse.task import Call, CoroutineTask, Task
 from packhorse.waiting import (
     JobsNotFinished,
@@ -41,9 +42,11 @@ from packhorse.waiting import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Act",
     "Attempt",
     "Call",
     "Cancel",
+    "Change",
     "ConfigError",
     "Context",
     "CoroutineTask",
@@ -75,6 +78,7 @@ __all__ = [
     "ResultUnavailable",
     "Retry",
     "Secret",
+    "Selection",
     "Snooze",
     "StoreError",
     "Task",

@@ -16,11 +16,11 @@ from packhorse.config import Settings
 from packhorse.context import Context
 from packhorse.control import Control, known_id
 from packhorse.errors import ConfigError, DuplicateTask, EnqueueError, PayloadError, StoreError
-from packhorse.events import Event, EventKind, Events, Subscriber
+from packhorse.events import Event, EventKind, Events, Subscriber, known_kinds
 from packhorse.handle import JobHandle
 from packhorse.ids import from_text, to_text
 from packhorse.inspection import Inspection
-from packhorse.job import Attempt, Failure, FailureKind, Job, NewJob, StoredJob
+from packhorse.job import FAILURE_CAP, Attempt, Failure, FailureKind, Job, NewJob, StoredJob
 from packhorse.middleware import Draft, Middleware
 from packhorse.outcome import Outcome
 from packhorse.queues import check_name
@@ -126,7 +126,7 @@ class Packhorse:
 
     def _make_seals(self, ring: tuple[bytes, ...]) -> Seals:
         settings = self.settings
-        cap = max(settings.payload_cap, settings.result_cap)
+        cap = max(settings.payload_cap, settings.result_cap, FAILURE_CAP)
         return Seals(
             Envelopes(
                 self.name, ring, encrypt=settings.encryption, compress_above=settings.compress_above, size_cap=cap
@@ -183,6 +183,7 @@ class Packhorse:
 
     def subscribe(self, *kinds: str) -> Callable[[S], S]:
         """Decorates a function that is told of events: of these kinds, or of all."""
+        known_kinds(*kinds)  # now, for where the parentheses are forgotten no function will follow
 
         def subscribed(subscriber: S) -> S:
             self.events.subscribe(subscriber, *kinds)
@@ -240,7 +241,7 @@ class Packhorse:
             handles: list[JobHandle[R]] = [JobHandle(self, id) for id in self.store.insert(jobs)]
         except StoreError as error:
             raise EnqueueError(f"Nothing was enqueued: {error}", left_out=calls) from error
-        if self.events:
+        if self.events.wants(EventKind.ENQUEUED):
             self._tell_enqueued(jobs)
         return handles
 
@@ -275,14 +276,13 @@ class Packhorse:
         failure = None if job.failure is None else self.open_failure(raw, job.failure)
         if failure is not None and failure.type == SEALED_REASON:
             known["reason"], failure = failure.message, None
-        return Job(
-            **known,
-            failure=failure,
-            failures=tuple(
-                Attempt(it.number, it.process, it.started_at, it.ended_at, self.open_failure(raw, it.failure), it.spent)
-                for it in job.failures
-            ),
+        opened = ((it, self.open_failure(raw, it.failure)) for it in job.failures)
+        failures = tuple(
+            Attempt(it.number, it.process, it.started_at, it.ended_at, failed, it.spent)
+            for it, failed in opened
+            if failed.type != SEALED_REASON
         )
+        return Job(**known, failure=failure, failures=failures)
 
     def open_failure(self, id: bytes, data: bytes) -> Failure:
         try:

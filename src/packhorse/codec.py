@@ -62,8 +62,8 @@ class Codec:
         self.caps = caps or Caps()
         self._by_type: dict[type, Tag] = {tag.type: tag for tag in _BUILT_IN}
         self._by_name: dict[str, Tag] = {tag.name: tag for tag in _BUILT_IN}
-        self._load_plain = json.JSONDecoder().decode
-        self._load_typed = json.JSONDecoder(object_hook=self._untag).decode
+        self._load_plain = json.JSONDecoder().raw_decode
+        self._load_typed = json.JSONDecoder(object_hook=self._untag).raw_decode
 
     @property
     def registered(self) -> tuple[type, ...]:
@@ -114,16 +114,16 @@ class Codec:
         return Encoded(_bounded(body, self.caps.payload, "Arguments and metadata take"), encoded.typed or value.typed)
 
     def encode_result(self, value: Any) -> Encoded:
-        encoded = self._encode(value, "the result")
+        encoded = self._encode(value, "the result", keys=False)
         _bounded(encoded.body, self.caps.result, "The result takes")
         return encoded
 
-    def _encode(self, value: Any, what: str) -> Encoded:
+    def _encode(self, value: Any, what: str, *, keys: bool = True) -> Encoded:
         writer = _Writer(self._by_type, self.caps)
         try:
             plain = writer.value(value, 0)
         except _Unstorable as error:
-            raise error.within(what) from None
+            raise error.within(what, keys=keys) from None
         return Encoded(_dump(plain), writer.typed)
 
     # Reading.
@@ -146,19 +146,20 @@ class Codec:
         if len(body) > cap:
             raise PayloadError(f"{what} have {len(body):,} bytes, more than the {cap:,} allowed.")
         try:
-            value = (self._load_typed if typed else self._load_plain)(body.decode())
+            text = body.decode()
+            value, end = (self._load_typed if typed else self._load_plain)(text)
         except PayloadError:
             raise
         except (ValueError, RecursionError) as error:
             raise PayloadError(f"{what} cannot be decoded: {type(error).__name__}.") from None
-        # Whatever was nested deeply or had many items shows it by its brackets and commas.
-        if body.count(b"[") + body.count(b"{") > self.caps.depth or body.count(b",") > self.caps.items:
-            try:
-                _Writer(self._by_type, self.caps, spare=2).value(value, 0)
-            except _Unstorable as error:
-                raise error.within(what.lower()) from None
-            except RecursionError:
-                raise PayloadError(f"{what} cannot be decoded: RecursionError.") from None
+        if end != len(text):
+            raise PayloadError(f"{what} cannot be decoded: something stands behind them.")
+        # Whatever is nested deeply or has many items shows it by its length, its brackets and its commas.
+        if len(body) > self.caps.depth and (
+            body.count(b"[") + body.count(b"{") > self.caps.depth or body.count(b",") > self.caps.items
+        ):
+            # Our own envelope and tags nest and count too, so there is room for twice as much.
+            _check_bounds(value, self.caps.depth * 2, self.caps.items * 2, what)
         return value
 
     def _untag(self, value: dict[str, Any]) -> Any:
@@ -177,6 +178,27 @@ class Codec:
             return tag.decode(data)
         except Exception as error:  # an application's decode may raise anything
             raise PayloadError(f"A {tag.name} cannot be decoded: {type(error).__name__}.") from None
+
+
+def _check_bounds(value: Any, depth: int, items: int, what: str) -> None:
+    level = [value]
+    for _ in range(depth + 1):
+        level = [part for whole in level for part in _parts(whole)]
+        items -= len(level)
+        if not level:
+            return
+        if items < 0:
+            raise PayloadError(f"{what} have more items in all than allowed.")
+    raise PayloadError(f"{what} are nested deeper than allowed.")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    kind = type(value)
+    if kind is dict:
+        return value.values()  # type: ignore[no-any-return]
+    if kind in (list, tuple, set, frozenset):
+        return value  # type: ignore[no-any-return]
+    return (value.reveal(),) if kind is Secret else ()
 
 
 _dump_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
@@ -201,15 +223,17 @@ class _Unstorable(Exception):
     def __init__(self, why: str, *, everywhere: bool = False) -> None:
         self._why = why
         self._everywhere = everywhere
-        self._path = ""
+        self._path = self._numbers = ""
 
-    def inside(self, key: int | str) -> _Unstorable:
+    def inside(self, key: int | str, number: int) -> _Unstorable:
         if not self._everywhere:
             self._path = f"[{_short(key)}]{self._path}"
+            self._numbers = f"[{number}]{self._numbers}" if key == number else f"[key {number}]{self._numbers}"
         return self
 
-    def within(self, what: str) -> PayloadError:
-        return PayloadError(f"Cannot store {what}{self._path}: {self._why}")
+    def within(self, what: str, *, keys: bool = True) -> PayloadError:
+        """Without keys where it may be logged: a key is a value too."""
+        return PayloadError(f"Cannot store {what}{self._path if keys else self._numbers}: {self._why}")
 
 
 _PLAIN = (str, int, float, bool, type(None), list, dict)
@@ -218,10 +242,10 @@ _PLAIN = (str, int, float, bool, type(None), list, dict)
 class _Writer:
     """Walks a value once and gives what JSON can take; one budget of items for the whole payload."""
 
-    def __init__(self, tags: dict[type, Tag], caps: Caps, spare: int = 1) -> None:
+    def __init__(self, tags: dict[type, Tag], caps: Caps) -> None:
         self._tags = tags
-        self._left = caps.items * spare
-        self._depth = caps.depth * spare
+        self._left = caps.items
+        self._depth = caps.depth
         self.typed = False
 
     def value(self, value: Any, depth: int) -> Any:
@@ -268,7 +292,7 @@ class _Writer:
                 plain.append(self.value(item, depth + 1))
                 place += 1
         except _Unstorable as error:
-            raise error.inside(place) from None
+            raise error.inside(place, place) from None
         return plain
 
     def _dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
@@ -283,7 +307,7 @@ class _Writer:
             for place, item in value.items():
                 plain[place] = self.value(item, depth + 1)
         except _Unstorable as error:
-            raise error.inside(place) from None
+            raise error.inside(place, len(plain) + 1) from None
         if MARK not in plain:
             return plain
         self.typed = True

@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 class NoJob(PackhorseError, LookupError):
     def __init__(self) -> None:
-        super().__init__("No job is being performed here. Ask inside a task, or use current_context(None).")
+        super().__init__(
+            "No job is being performed here. Ask inside a task, or use current_context(None). A thread that the task "
+            "started itself needs a copy of its context: contextvars.copy_context().run."
+        )
 
 
 @dataclass(frozen=True, slots=True)

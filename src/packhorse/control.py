@@ -6,15 +6,15 @@ import getpass
 import logging
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from packhorse.clock import length, to_microseconds
 from packhorse.errors import ConfigError, JobNotFound, PayloadError
 from packhorse.ids import from_text, to_text
-from packhorse.job import JobState, Token
+from packhorse.job import JobState, StoredJob, Token, storable
 from packhorse.queues import check_name
 from packhorse.stores.contract import Act, Change, Moved, Order, OrderKind, Selection
 from packhorse.task import Options
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("packhorse.control")
 
 IDS_AT_ONCE = 1_000
+TEXT_CAP = 1_000  # characters of a reason or an actor, which are sealed and stored
+FORGED_CAP = 10_000
 ENDED_BADLY = {JobState.FAILED, JobState.CANCELLED}
 
 
 class Control:
     def __init__(self, app: Packhorse) -> None:
         self._app = app
-        self.forged: set[Token] = set()
+        self.forged_orders = 0
+        self.forged: dict[Token, None] = {}  # said already; in order, so that the oldest can be forgotten
 
     def cancel(self, ids: Iterable[str], *, reason: str = "cancelled", actor: str | None = None) -> int:
         return self._on(ids, Change(Act.CANCEL), reason, actor)
@@ -62,7 +65,7 @@ class Control:
         actor: str | None = None,
     ) -> int:
         """Another queue or priority for jobs that do not run yet."""
-        options = Options(queue_name=queue_name or "default", priority=priority or 0)
+        options = Options(queue_name="default" if queue_name is None else queue_name, priority=priority or 0)
         stored = None if priority is None else self._app.stored_priority(options.priority)
         return self._on(ids, Change(Act.CHANGE, queue_name, stored), reason, actor)
 
@@ -74,28 +77,47 @@ class Control:
         self, selection: Selection, change: Change, *, reason: str = "", actor: str | None = None
     ) -> Iterator[Moved]:
         """The same, telling of each batch as soon as it is done."""
+        reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)
         if change.act is Act.CANCEL:
             change = replace(change, seal=self._app.seals.order(OrderKind.CANCEL, reason or "cancelled"))
-        if change.act is Act.RETRY:
-            self._lift_expiry(selection)
-        actor = actor or _me()
-        moved = self._app.store.move(selection, change, actor, reason)
-        yield moved
-        while moved.after is not None:
-            moved = self._app.store.move(selection, change, actor, reason, after=moved.after)
+        selections: Iterable[Selection] = [selection]
+        if change.act is Act.RETRY and (left_out := self._lift_expiry(selection)):
+            log.error("%d jobs are not retried: their expiry is signed with a key that is not here", len(left_out))
+            selections = self._without(selection, left_out)
+        for part in selections:
+            moved = self._app.store.move(part, change, actor, reason)
             yield moved
+            while moved.after is not None:
+                moved = self._app.store.move(part, change, actor, reason, after=moved.after)
+                yield moved
 
-    def _lift_expiry(self, selection: Selection) -> None:
-        """A job retried by hand may run although it has expired, and its expiry is signed: so sign it anew."""
-        states = ENDED_BADLY if selection.states is None else ENDED_BADLY & set(selection.states)
-        for job in self._app.inspection.stored_jobs(replace(selection, states=states), page=500):
+    def _lift_expiry(self, selection: Selection) -> set[bytes]:
+        """A job retried by hand may run although it has expired, and its expiry is signed: so sign it anew.
+
+        Those that could not be are given back. Retried, they would end as expired once more, and as the store forgets
+        the expiry of what it retries, nobody would sign them anew another time.
+        """
+        left_out = set()
+        for job in self._ended_badly(selection):
             if job.expires_at is None:
                 continue
             raw = from_text(job.id)
             whole = self._app.store.job(raw)
-            with suppress(PayloadError):  # what cannot be trusted stays as it is, and will not be performed
+            try:
                 if whole is not None:
                     self._app.store.reseal(raw, self._app.seals.without_expiry(raw, job.task, whole.payload))
+            except PayloadError:
+                left_out.add(raw)
+        return left_out
+
+    def _ended_badly(self, selection: Selection) -> Iterator[StoredJob]:
+        states = ENDED_BADLY if selection.states is None else ENDED_BADLY & set(selection.states)
+        return iter(self._app.inspection.stored_jobs(replace(selection, states=states), page=500))
+
+    def _without(self, selection: Selection, left_out: set[bytes]) -> Iterator[Selection]:
+        ids = (raw for job in self._ended_badly(selection) if (raw := from_text(job.id)) not in left_out)
+        while part := list(islice(ids, IDS_AT_ONCE)):
+            yield replace(selection, ids=part)
 
     def trusted(self, orders: Iterable[Order]) -> list[Order]:
         """Those that this application gave; others are ignored, said once and counted."""
@@ -104,8 +126,12 @@ class Control:
             if self._app.seals.is_order(order.kind, order.reason, order.seal):
                 good.append(order)
             elif order.token not in self.forged:
-                self.forged.add(order.token)
-                log.error("an order to %s job %s was not ours and is ignored", order.kind, to_text(order.token.id))
+                self.forged[order.token] = None
+                self.forged_orders += 1
+                id = to_text(order.token.id) if type(order.token.id) is bytes else "without an id"
+                log.error("an order to %s job %s was not ours and is ignored", order.kind, id)
+        while len(self.forged) > FORGED_CAP:
+            del self.forged[next(iter(self.forged))]
         return good
 
     def pause(
@@ -118,15 +144,17 @@ class Control:
     ) -> None:
         """No job of the queue is claimed until it is resumed, or until that time."""
         check_name(queue, "queue name")
+        reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)
         if isinstance(until, datetime):
             if until.tzinfo is None:
                 raise ConfigError(f"until={until} has no time zone. Use an aware datetime, or a timedelta.")
-            return self._app.store.pause(queue, to_microseconds(until), actor or _me(), reason)
+            return self._app.store.pause(queue, to_microseconds(until), actor, reason)
         lasting = None if until is None else length(until)
-        return self._app.store.pause(queue, None, actor or _me(), reason, length=lasting)
+        return self._app.store.pause(queue, None, actor, reason, length=lasting)
 
     def resume(self, queue: str, *, reason: str = "", actor: str | None = None) -> bool:
-        return self._app.store.resume(check_name(queue, "queue name"), actor or _me(), reason)
+        reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)
+        return self._app.store.resume(check_name(queue, "queue name"), actor, reason)
 
     def migrate(self) -> list[str]:
         """Bring the store's schema up to date; names of the steps taken."""

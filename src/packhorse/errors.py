@@ -12,8 +12,21 @@ if TYPE_CHECKING:
     from packhorse.job import Failure
 
 
+def _reduced(error: BaseException) -> tuple[Any, ...]:
+    """For pickle, as multiprocessing uses it: as the error is, since what it was made from is not what it says."""
+    return _remade, (type(error), error.args), error.__dict__
+
+
+def _remade(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
+
 class PackhorseError(Exception):
     """The root of everything Packhorse raises on its own account."""
+
+    __reduce__ = _reduced
 
 
 # What a task may raise.
@@ -33,6 +46,8 @@ class Retry(Exception):
 
 class Snooze(Exception):
     """Raised by a task: not now. Comes back later; the attempt is not spent."""
+
+    __reduce__ = _reduced
 
     def __init__(self, after: timedelta | float):
         super().__init__(f"snoozed for {after}")
@@ -68,13 +83,18 @@ class EnqueueError(PackhorseError):
     """The store did not take the job; its own error is the cause.
 
     `enqueued` are the handles of what was written before (nothing, or the first batches of many), `left_out` the calls
-    of the batch that was not. Calls behind that batch were not looked at.
+    of the batch that was not. Calls behind that batch were not looked at. Both belong to this process: a pickled copy
+    has neither.
     """
 
     def __init__(self, why: str, *, enqueued: Sequence[Any] = (), left_out: Sequence[Any] = ()):
         super().__init__(why)
         self.enqueued = list(enqueued)
         self.left_out = list(left_out)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        remade, made_from, state = _reduced(self)
+        return remade, made_from, state | {"enqueued": [], "left_out": []}
 
     def after(self, enqueued: Sequence[Any]) -> EnqueueError:
         """The same, as it stands behind batches that were written."""

@@ -17,7 +17,7 @@ from packhorse.ids import from_text
 from packhorse.job import Job, JobState, StoredJob
 from packhorse.masking import MASK, masked
 from packhorse.seals import OpenedJob
-from packhorse.stores.contract import ProcessView, QueueCounts, Selection
+from packhorse.stores.contract import Audit, ProcessView, QueueCounts, Selection
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
@@ -41,6 +41,10 @@ class Inspection:
 
     def processes(self) -> list[ProcessView]:
         return self._app.store.processes()
+
+    def audit(self, limit: int = 100) -> list[Audit]:
+        """What operators did, the newest first; `at` is in microseconds since 1970."""
+        return self._app.store.audit(limit)
 
     def counts(self) -> dict[JobState, int]:
         queues = self.queues()
@@ -99,7 +103,7 @@ class Inspection:
 
     def progress(self, id: str) -> Progress | None:
         """What the job last said of itself."""
-        raw = from_text(id)
+        raw = known_id(id)
         for entry in self._app.store.entries(raw):
             if (entry.kind, entry.name) == PROGRESS:
                 return decode_progress(self._app.opening.open_entry(raw, *PROGRESS, entry.data))

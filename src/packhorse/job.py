@@ -41,6 +41,7 @@ class FailureKind(StrEnum):
 
 MESSAGE_CAP = 4 * 1024
 TRACEBACK_CAP = 48 * 1024
+FAILURE_CAP = 1 << 20  # bytes, encoded: far above what those characters can take
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Failure:
         return cls(kind, _class_path(type(error)), storable(message, MESSAGE_CAP), storable(trace, TRACEBACK_CAP))
 
     def encode(self) -> bytes:
-        return json.dumps([self.kind, self.type, self.message, self.traceback], separators=(",", ":")).encode()
+        texts = [self.kind, self.type, self.message, self.traceback]
+        return json.dumps(texts, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
 
     @classmethod
     def decode(cls, data: bytes) -> Failure:

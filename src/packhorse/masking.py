@@ -293,6 +293,9 @@ def _can_be_hidden(text: str) -> bool:
     return len(text.strip()) >= SHORTEST
 
 
+WORK_CAP = 200_000_000  # texts times characters that may be searched; about a tenth of a second
+
+
 def mask_text(text: str, secrets: Collection[str]) -> str:
     """The text without these texts, plain or as repr, JSON and URLs write them. Those that overlap go as one."""
     if not text or not secrets:
@@ -303,6 +306,8 @@ def mask_text(text: str, secrets: Collection[str]) -> str:
         if _can_be_hidden(secret)
         for form in _forms(secret)
     }
+    if len(forms) * len(text) > WORK_CAP:
+        return f"{MASK} (hidden as a whole: {len(text):,} characters, and too many secrets to look for)"
     spans = sorted(span for form in _candidates(text, forms) for span in _occurrences(text, form))
     pieces: list[str] = []
     shown = 0  # up to here the text is copied or hidden

@@ -26,7 +26,9 @@ class Entry(NamedTuple):
     text: str
     wildcard: bool
 
-    def matches(self, queue: str) -> bool:
+    def matches(self, queue: object) -> bool:
+        if not isinstance(queue, str):  # a store's file may hold anything
+            return False
         return queue.startswith(self.text) if self.wildcard else queue == self.text
 
     def __str__(self) -> str:

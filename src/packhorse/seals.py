@@ -16,15 +16,25 @@ _short = struct.Struct(">H").pack
 
 
 class OpenedJob(NamedTuple):
-    """`foreign` means that the task's own codec wrote the body, `no_result` that the task keeps none."""
-
     body: bytes
-    typed: bool
-    foreign: bool
+    flags: int
     created: int
-    expires: int | None
+    expires: int
     version: int
-    no_result: bool
+
+    @property
+    def typed(self) -> bool:
+        return self.flags & TYPED != 0
+
+    @property
+    def foreign(self) -> bool:
+        """The task's own codec wrote the body."""
+        return self.flags & FOREIGN != 0
+
+    @property
+    def no_result(self) -> bool:
+        """The task keeps no results."""
+        return self.flags & NO_RESULT != 0
 
 
 class OpenedResult(NamedTuple):
@@ -58,10 +68,7 @@ class Seals:
 
     def open_job(self, id: bytes, task: str, payload: bytes) -> OpenedJob:
         flags, head, body = self._open(Purpose.JOB, id + task.encode(), payload, _head.size)
-        created, expires, version = _head.unpack(head)
-        known_expires = None if expires == NEVER else expires
-        typed, foreign, no_result = flags & TYPED != 0, flags & FOREIGN != 0, flags & NO_RESULT != 0
-        return OpenedJob(body, typed, foreign, created, known_expires, version, no_result)
+        return OpenedJob(body, flags, *_head.unpack(head))
 
     def without_expiry(self, id: bytes, task: str, payload: bytes) -> bytes:
         """The same job, signed anew, for an operator who sends an expired one round again."""
@@ -82,22 +89,25 @@ class Seals:
         return self._seal(Purpose.FAILURE, id, failure)
 
     def open_failure(self, id: bytes, data: bytes) -> Failure:
-        return Failure.decode(self._open(Purpose.FAILURE, id, data).body)
+        return Failure.decode(self._open(Purpose.FAILURE, id, data)[2])
 
     def entry(self, id: bytes, kind: str, name: str, data: bytes) -> bytes:
         return self._seal(Purpose.ENTRY, _entry_subject(id, kind, name), data)
 
     def open_entry(self, id: bytes, kind: str, name: str, data: bytes) -> bytes:
-        return self._open(Purpose.ENTRY, _entry_subject(id, kind, name), data).body
+        return self._open(Purpose.ENTRY, _entry_subject(id, kind, name), data)[2]
 
     def order(self, kind: str, reason: str) -> bytes:
         """Not bound to a job, since one stroke of the store asks for many."""
         return self._seal(Purpose.CONTROL, _texts(kind, reason), b"")
 
-    def is_order(self, kind: str, reason: str, seal: bytes) -> bool:
+    def is_order(self, kind: str, reason: object, seal: object) -> bool:
+        """Whatever their types: they come from the store as they are."""
+        if type(reason) is not str or type(seal) is not bytes:
+            return False
         try:
             self._open(Purpose.CONTROL, _texts(kind, reason), seal)
-        except PayloadError:
+        except (PayloadError, ValueError, struct.error):  # too long, or no text that can be encoded
             return False
         return True
 

@@ -18,12 +18,13 @@ import time
 import zlib
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from packhorse.errors import ConfigError, PayloadError
 
 FORMAT = 1
 SIGNED, COMPRESSED, ENCRYPTED, TYPED, FOREIGN, NO_RESULT = 1, 2, 4, 8, 16, 32
+PACKED = COMPRESSED | ENCRYPTED
 KNOWN_FLAGS = SIGNED | COMPRESSED | ENCRYPTED | TYPED | FOREIGN | NO_RESULT
 
 RATIO_CAP = 100
@@ -34,7 +35,7 @@ UNSIGNED_ID, UNSIGNED_MAC = bytes(4), bytes(MAC_SIZE)
 NONCE_SIZE = 12
 DAY = 86_400
 
-_length = struct.Struct(">H").pack
+_length = struct.Struct(">I").pack
 
 
 class Purpose(StrEnum):
@@ -43,12 +44,6 @@ class Purpose(StrEnum):
     FAILURE = "failure"
     ENTRY = "entry"
     CONTROL = "control"
-
-
-class Opened(NamedTuple):
-    flags: int
-    head: bytes
-    body: bytes
 
 
 class SignatureError(PayloadError):
@@ -153,34 +148,43 @@ class Envelopes:
             body = day.to_bytes(4) + nonce + key.cipher(purpose, day).encrypt(nonce, body, prefix + bound)
         return prefix + key.mac(purpose, prefix + bound + body) + head + body
 
-    def open(self, purpose: Purpose, subject: bytes, data: bytes, head_size: int = 0) -> Opened:
-        """Raises SignatureError or PayloadError, and looks at nothing inside before the MAC is found right."""
-        if len(data) < HEAD_AT + head_size or data[0] != FORMAT or data[1] > KNOWN_FLAGS:
+    def open(self, purpose: Purpose, subject: bytes, data: bytes, head_size: int = 0) -> tuple[int, bytes, bytes]:
+        """Flags, head and body; looks at nothing inside before the MAC is found right.
+
+        Raises SignatureError or PayloadError.
+        """
+        if type(data) is not bytes or len(data) < HEAD_AT + head_size or data[0] != FORMAT or data[1] > KNOWN_FLAGS:
             raise PayloadError("It is not an envelope that this version of Packhorse reads.")
         flags = data[1]
-        prefix, rest = data[:PREFIX_SIZE], data[HEAD_AT:]
         key = None
         if self._first is not None:
-            key = self._keys.get(prefix[2:])
-            if not flags & SIGNED:
-                raise SignatureError("It is not signed, and this application takes signed envelopes only.")
-            if key is None:
-                raise SignatureError(
-                    f"It was signed with the key {prefix[2:].hex()}, which application {self._app!r} does not have. "
-                    "Put the key back into the ring, behind the first."
-                )
-            mac = key.mac(purpose, prefix + _length(len(subject)) + subject + rest)
-            if not hmac.compare_digest(mac, data[PREFIX_SIZE:HEAD_AT]):
-                raise SignatureError(
-                    f"Its signature is wrong: it was changed, or made for something else than {purpose}s of "
-                    f"application {self._app!r}."
-                )
-        head, body = rest[:head_size], rest[head_size:]
-        if flags & ENCRYPTED:
-            body = self._decrypt(key, purpose, prefix + _length(len(subject)) + subject + head, body)
-        if flags & COMPRESSED:
-            body = self._decompress(body)
-        return Opened(flags, head, body)
+            key = self._verified(purpose, subject, data, flags)
+        body_at = HEAD_AT + head_size
+        head, body = data[HEAD_AT:body_at], data[body_at:]
+        if flags & PACKED:
+            if flags & ENCRYPTED:
+                body = self._decrypt(key, purpose, data[:PREFIX_SIZE] + _length(len(subject)) + subject + head, body)
+            if flags & COMPRESSED:
+                body = self._decompress(body)
+        return flags, head, body
+
+    def _verified(self, purpose: Purpose, subject: bytes, data: bytes, flags: int) -> _Key:
+        if not flags & SIGNED:
+            raise SignatureError("It is not signed, and this application takes signed envelopes only.")
+        prefix = data[:PREFIX_SIZE]
+        key = self._keys.get(prefix[2:])
+        if key is None:
+            raise SignatureError(
+                f"It was signed with the key {prefix[2:].hex()}, which application {self._app!r} does not have. "
+                "Put the key back into the ring, behind the first."
+            )
+        mac = key.mac(purpose, prefix + _length(len(subject)) + subject + data[HEAD_AT:])
+        if not hmac.compare_digest(mac, data[PREFIX_SIZE:HEAD_AT]):
+            raise SignatureError(
+                f"Its signature is wrong: it was changed, or made for something else than {purpose}s of "
+                f"application {self._app!r}."
+            )
+        return key
 
     def _decrypt(self, key: _Key | None, purpose: Purpose, bound: bytes, body: bytes) -> bytes:
         if key is None:

@@ -38,7 +38,6 @@ Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 TAGS_CAP = 16
 SHAPES_CAP = 1_000
 VERSION_CAP = 65_535
-_NOT_LOOKED: Any = object()
 _ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
@@ -229,7 +228,7 @@ class BaseTask(Generic[P, R_co]):
         self.parameter_names = tuple(name for name, kind in kinds.items() if kind in positional)
         self._names_of_rest = {kind: name for name, kind in kinds.items() if kind in (_ARGS, _KWARGS)}
         self._call_shapes: set[tuple[object, ...]] = set()
-        self._shapes: Shapes | None = _NOT_LOOKED
+        self._shapes: list[Shapes | None] = []  # one, once they were looked for; shared by the copies of `using`
         self.__name__ = getattr(function, "__name__", name)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -237,10 +236,10 @@ class BaseTask(Generic[P, R_co]):
     @property
     def shapes(self) -> Shapes | None:
         """Found at the first use, when every name in the annotations is known; None where nothing needs one."""
-        if self._shapes is _NOT_LOOKED:
+        if not self._shapes:
             carried = self.app.codec.registered
-            self._shapes = shapes_of(self.function, skip_first=self.takes_context, carried=carried) or None
-        return self._shapes
+            self._shapes.append(shapes_of(self.function, skip_first=self.takes_context, carried=carried) or None)
+        return self._shapes[0]
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """The task with arguments, to be enqueued later or with others."""

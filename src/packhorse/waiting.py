@@ -226,7 +226,11 @@ class _Waiting(Generic[R]):
 class _Gathering(_Waiting[R]):
     """Looks at each job that has ended, and keeps what came of it."""
 
-    def __init__(self, handles: Iterable[JobHandle[R]], timeout: float | None, return_errors: bool) -> None:
+    def __init__(self, handles: tuple[JobHandle[R], ...], timeout: float | None, return_errors: bool) -> None:
+        for handle in handles:
+            if not isinstance(handle, JobHandle):
+                given = type(handle).__name__
+                raise TypeError(f"gather(*jobs) takes the jobs one by one, with a star; it was given a {given}.")
         super().__init__(handles, timeout, any_counts=not return_errors)  # an error must not wait for its turn
         self._return_errors = return_errors
         self._outcomes: dict[JobHandle[R], R | PackhorseError] = {}

@@ -345,9 +345,9 @@ def test_the_cipher_too_knows_whose_text_it_is():
     flags, prefix = sealed[1], sealed[:6]
     assert flags & ENCRYPTED
     body = sealed[22 + 4 :]
-    bound = prefix + b"\0\4mine" + b"head"
+    bound = prefix + b"\0\0\0\4mine" + b"head"
     assert envelopes._decrypt(key, Purpose.JOB, bound, body) == b"body"
-    for wrong in (prefix + b"\0\5yours" + b"head", prefix + b"\0\4mine" + b"tail", b"\1" + prefix[1:] + b"\0\4minehea"):
+    for wrong in (prefix + b"\0\0\0\5yours" + b"head", prefix + b"\0\0\0\4mine" + b"tail", b"\1" + prefix[1:] + b"\0\0\0\4minehea"):
         with pytest.raises(PayloadError, match="cannot be decrypted"):
             envelopes._decrypt(key, Purpose.JOB, wrong, body)
     with pytest.raises(PayloadError, match="cannot be decrypted"):
@@ -359,7 +359,7 @@ def test_the_same_text_never_looks_the_same_twice():
     envelopes = Envelopes("shop", [K1.encode()], encrypt=True)
     sealed = {envelopes.seal(Purpose.JOB, b"mine", b"body") for _ in range(1_000)}
     assert len(sealed) == 1_000
-    assert {envelopes.open(Purpose.JOB, b"mine", data).body for data in sealed} == {b"body"}
+    assert {envelopes.open(Purpose.JOB, b"mine", data)[2] for data in sealed} == {b"body"}
 
 
 def test_any_damage_is_found_before_it_is_decrypted(monkeypatch: pytest.MonkeyPatch):
@@ -444,3 +444,23 @@ def test_keys_may_come_from_a_file(make_app: MakeApp, tmp_path: Path):
     make_tasks(new)
     with Embedded(new):
         assert new.job(job.id).result(SOON) == VALUE
+
+
+def test_a_task_that_cancelled_itself_has_no_failed_attempt(make_app: MakeApp):
+    """Its reason is kept where failures are, and is none."""
+    app = make_app(keys=[K1], encryption=True)
+    runs: list[int] = []
+
+    @app.task
+    def work() -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            raise Cancel("enough")
+
+    job = work.enqueue()
+    with Embedded(app):
+        wait_until(lambda: job.state.finished)
+        assert job.look().reason == "enough"
+        assert job.retry()
+        job.result(SOON)
+    assert job.look().failures == ()

@@ -37,7 +37,7 @@ from packhorse import (
     StoreError,
 )
 from packhorse import events as events_module
-from packhorse.events import Events
+from packhorse.events import Events, known_kinds
 from packhorse.ids import new_id, to_text
 from packhorse.job import NewJob
 from packhorse.outcome import release
@@ -234,6 +234,7 @@ def test_a_job_that_cannot_be_read_is_told_as_failed(app: Packhorse):
     @app.task(name="shop.work")
     def work() -> None: ...
 
+    _ = app.seals  # with a key: what is planted in a store without one stops every worker
     [id] = app.store.insert([NewJob(new_id(), "shop.work", b"nonsense")])
     job = app.job(to_text(id))
     with Embedded(app):
@@ -617,8 +618,91 @@ def test_too_many_events_drop_the_oldest_and_say_so(
     assert app.events.flush()
     assert seen == [0, 8, 9, 10]
     warnings = [record for record in caplog.records if record.name == "packhorse.events"]
-    assert [record.getMessage() for record in warnings] == ["subscribers are too slow: 7 events were dropped"]
+    assert [record.getMessage() for record in warnings] == [
+        "7 events were dropped: subscribers are too slow, or had no thread to run in"
+    ]
     assert warnings[0].levelno == logging.WARNING
+
+
+def test_kinds_that_nobody_wants_push_nothing_out(app: Packhorse, monkeypatch: pytest.MonkeyPatch):
+    """However many there are, and however slow the subscriber is."""
+    monkeypatch.setattr(events_module, "WAITING_CAP", 3)
+    go, busy = threading.Event(), threading.Event()
+    seen: list[Any] = []
+
+    @app.subscribe("failed")
+    def slow(event: Event) -> None:
+        busy.set()
+        assert go.wait(SOON)
+        seen.append(event.attempt)
+
+    def tell(kind: EventKind, number: int) -> None:
+        app.events.tell(Event(kind=kind, at=datetime.now(UTC), attempt=number))
+
+    tell(EventKind.FAILED, 0)
+    assert busy.wait(SOON)
+    for number in range(1, 4):
+        tell(EventKind.FAILED, number)
+        for _ in range(10):
+            tell(EventKind.SUCCEEDED, number)
+    go.set()
+    assert app.events.flush()
+    assert seen == [0, 1, 2, 3]
+
+
+def test_it_is_known_which_kinds_anybody_wants(app: Packhorse):
+    """So that nothing is made for nobody."""
+    assert not any(map(app.events.wants, EventKind))
+    app.subscribe("failed")(print)
+    app.subscribe("lost", "failed")(print)
+    assert set(filter(app.events.wants, EventKind)) == {EventKind.FAILED, EventKind.LOST}
+    app.subscribe()(print)
+    assert all(map(app.events.wants, EventKind))
+
+
+def test_a_verdict_that_nobody_wants_makes_no_event(app: Packhorse, monkeypatch: pytest.MonkeyPatch):
+    """Nor is its failure opened."""
+    app.subscribe("succeeded")(print)
+
+    @app.task
+    def work() -> None: ...
+
+    work.enqueue()
+    lose_its_worker(app)
+    monkeypatch.setattr(app, "open_failure", lambda *args: pytest.fail("a failure was opened for nobody"))
+    adopter = new_id()
+    app.store.enroll(ProcessInfo(adopter, "dispatcher", "here", 8), 60_000_000)
+    app.subscribe("cancelled")(print)
+    Judge(app).judge(adopter)
+    assert app.inspection.counts()[JobState.READY] == 1
+
+
+def test_telling_never_raises(app: Packhorse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """Where no thread can be started, as when the interpreter ends; what was dropped is told when one can be again."""
+    told = Told(app, "lost")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            app.events.tell(Event(kind=EventKind.LOST, at=datetime.now(UTC)))
+        assert app.events.flush(within=0)
+    app.events.tell(Event(kind=EventKind.LOST, at=datetime.now(UTC)))
+    assert app.events.flush()
+    assert len(told.events) == 1
+    assert "3 events were dropped" in caplog.text
+
+
+def test_a_function_in_place_of_a_kind_is_refused(app: Packhorse):
+    """As when the parentheses of the decorator are forgotten."""
+    function: Any = print
+    with pytest.raises(ConfigError, match=r'@app\.subscribe\("failed"\) or @app\.subscribe\(\)'):
+        app.events.subscribe(print, function)
+    with pytest.raises(ConfigError, match=r"@app\.subscribe\(\)"):
+        known_kinds(function)
+    assert not app.events
 
 
 @KINDS
@@ -855,3 +939,10 @@ def test_a_failed_job_of_many_kinds_is_told_once(app: Packhorse):
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
+
+
+def test_forgotten_parentheses_are_named(app: Packhorse):
+    with pytest.raises(ConfigError, match=r"app\.subscribe"):
+
+        @app.subscribe  # type: ignore[arg-type]
+        def watch(event: Event) -> None: ...

@@ -206,6 +206,7 @@ def test_a_payload_that_cannot_be_read_fails_and_the_worker_lives(app: Packhorse
             return text
 
         echo = secho
+    assert app.seals.signed  # SQLite makes no key where jobs are that it never signed
     ids = app.store.insert([NewJob(new_id(), "echo", body) for body in (b"\xff", b"{}", b"", b'{"v":9}')])
     with Embedded(app, concurrency=1):
         for id in ids:

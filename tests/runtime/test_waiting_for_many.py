@@ -627,3 +627,14 @@ def test_the_types_are_those_of_the_results(app: Packhorse):
         assert_type(wait_jobs(handles), tuple[list[JobHandle[int]], list[JobHandle[int]]])
         for handle in as_completed(handles):
             assert_type(handle, JobHandle[int])
+
+
+@gathers
+def test_a_list_of_jobs_needs_a_star(app: Packhorse, gather: Callable[..., list[Any]]):
+    @app.task
+    def work() -> None: ...
+
+    jobs = [work.enqueue(), work.enqueue()]
+    for wrong, kind in ((jobs, "list"), (tuple(jobs), "tuple"), (iter(jobs), "list_iterator"), (jobs[0].id, "str")):
+        with pytest.raises(TypeError, match=rf"gather\(\*jobs\) takes the jobs one by one.* given a {kind}\."):
+            gather(wrong, timeout=0)

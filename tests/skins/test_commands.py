@@ -3,6 +3,7 @@
 import importlib
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from click.testing import Result
 from packhorse import JobState, Packhorse, __version__
 from packhorse.cli import main
 from packhorse.failpoints import POINTS
+from packhorse.runtime.supervisor import Supervisor
 from tests.waiting import wait_until
 
 Run = Callable[..., Result]
@@ -131,6 +133,28 @@ def test_a_mistake_is_one_clear_message(shop: Path, packhorse: Run, args: list[s
     assert message in result.output
     assert "Error: " in result.output
     assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("wrong", ["mode", "extra"])
+def test_unusable_keys_stop_the_worker_before_it_starts_anybody(
+    shop: Path, packhorse: Run, monkeypatch: pytest.MonkeyPatch, wrong: str
+):
+    """One sentence, instead of children that die again and again."""
+    monkeypatch.setattr(Supervisor, "run", lambda supervisor: pytest.fail("children were started"))
+    keys = shop / "keys"
+    keys.write_text("a-key-of-some-length-0f9e8d7c6b5a4938\n")
+    keys.chmod(0o644 if wrong == "mode" else 0o600)
+    monkeypatch.setenv("PACKHORSE_KEYS_FILE", str(keys))
+    if wrong == "extra":
+        monkeypatch.setenv("PACKHORSE_ENCRYPTION", "true")
+        for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "cryptography", None)
+    result = packhorse("worker", "corner_shop:app")
+    assert result.exit_code == 1
+    assert ("chmod 600" if wrong == "mode" else "packhorse[crypto]") in result.output
+    assert result.output.count("Error: ") == 1
     assert isinstance(result.exception, SystemExit)
 
 

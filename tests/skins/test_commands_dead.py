@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from packhorse import JobState, Packhorse
+from packhorse.cli import acting
+from packhorse.clock import SystemClock
 from tests.skins.shops import Run, busy_shop, performed, told
 
 
@@ -90,6 +92,42 @@ def test_a_replay_starts_with_fresh_attempts(app: Packhorse, packhorse: Run):
     assert packhorse(*some, "--limit", "1", "--yes").stdout == "Replayed 1 job.\n"
     assert packhorse(*some, "--yes").stdout == "Replayed 1 job.\n"
     assert [job.id for job in app.inspection.jobs() if job.state is JobState.FAILED] == [greeted]
+
+
+@pytest.mark.parametrize("error", [[], ["--error", "ValueError"], ["--limit", "3"]], ids=["all", "error", "limit"])
+def test_a_clock_that_was_set_back_hides_nothing(
+    app: Packhorse, packhorse: Run, monkeypatch: pytest.MonkeyPatch, error: list[str]
+):
+    """What is listed is acted upon, though it ended in the future."""
+    real = app.clock.now
+    with monkeypatch.context() as ahead:
+        ahead.setattr(SystemClock, "now", lambda clock: real() + 600_000_000)
+        performed(app, "pay", (1,), (2,), (3,))
+    assert len(told(packhorse("dead", "list", "busy_shop", "--json"))["jobs"]) == 3
+    replayed = packhorse("dead", "replay", "--app", "busy_shop", *error, "--all-matching", "--yes")
+    assert (replayed.exit_code, replayed.stdout) == (0, "Replayed 3 jobs.\n")
+    cancelled = packhorse("jobs", "cancel", "--app", "busy_shop", "--all-matching", "--yes")
+    assert (cancelled.exit_code, cancelled.stdout) == (0, "Cancelled 3 jobs.\n")
+
+
+@pytest.mark.parametrize("limit", [[], ["--limit", "9"]], ids=["all", "limit"])
+def test_only_what_was_asked_about_is_purged(
+    app: Packhorse, packhorse: Run, monkeypatch: pytest.MonkeyPatch, limit: list[str]
+):
+    """Neither what failed since, nor what was replayed since."""
+    first, _ = performed(app, "pay", (1,), (2,))
+    since: list[str] = []
+
+    def slow_answer(what: str, *, yes: bool) -> None:
+        assert what == "purge 2 jobs"
+        since.extend(performed(app, "greet", ("ann",)))
+        app.control.retry([first])
+
+    monkeypatch.setattr(acting, "confirm", slow_answer)
+    purged = packhorse("dead", "purge", "--app", "busy_shop", *limit, "--all-matching")
+    assert (purged.exit_code, purged.stdout) == (0, "Purged 1 job.\n")
+    assert "1 job changed meanwhile, and was left alone." in purged.stderr
+    assert [job.id for job in app.inspection.jobs()] == [first, *since]
 
 
 def test_a_purge_deletes_after_asking(app: Packhorse, packhorse: Run):

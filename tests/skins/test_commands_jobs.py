@@ -198,6 +198,10 @@ def test_ids_that_cannot_be_meant_are_named_and_the_others_acted_upon(app: Packh
     assert f"There is no job {unknown}" in result.stderr
     assert packhorse("jobs", "show", unknown, "--app", "busy_shop").exit_code == 1
     assert packhorse("jobs", "retry", "nonsense", "--app", "busy_shop").exit_code == 1
+    malformed = packhorse("jobs", "cancel", "nonsense", ready, "--app", "busy_shop")
+    assert (malformed.exit_code, malformed.stdout) == (1, "Cancelled 1 job.\n")
+    assert malformed.stderr == "'nonsense' is no job id.\n"
+    assert app.job(ready).state is JobState.CANCELLED
 
 
 def test_a_selection_needs_a_word_and_a_confirmation(app: Packhorse, packhorse: Run):
@@ -294,7 +298,9 @@ def test_running_jobs_obey_only_their_own_application(app: Packhorse, packhorse:
         assert "obey only their own application" in refused.output
     assert app.store.beat([me]).orders == []
     asked = packhorse("jobs", "cancel", job, "--app", "busy_shop")
-    assert asked.output == "Cancelled 0 jobs. The workers of 1 running one were asked to end them.\n"
+    assert asked.output == (
+        "Cancelled 0 jobs. 1 running job was asked to end: a coroutine does, a plain function may ignore it.\n"
+    )
     assert app.control.trusted(app.store.beat([me]).orders)
 
 

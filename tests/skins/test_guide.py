@@ -1,12 +1,15 @@
 """The guide is true: its examples run and are well typed, its commands parse, its tables are complete, its links lead.
 
-The Python blocks of a page run in order, in one module, in an empty folder, on SQLite. Words behind ```python say more:
+The Python blocks of a page run in order, in one module, in an empty folder, on SQLite; indented ones belong to the `if`
+above them. Words behind ```python say more:
 
+    main            as in the program itself, behind `if __name__ == "__main__":`
     worker          a worker performs the jobs of `app` meanwhile
     raises=Error    the block ends in this error
     file=name       it is not run but written to that file, as are blocks of other languages; pytest runs test_*.py
 
-A block "```text printed" is what the block before it printed, an expected error included; … stands for anything.
+A block "```text printed" is what the block before it printed, an expected error included; … stands for anything. A
+block "```text logged" is a line of the log.
 """
 
 import importlib
@@ -17,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stdout
@@ -62,7 +66,7 @@ def blocks(page: Path) -> Iterator[Block]:
     for found in FENCED.finditer(text):
         language, words, body = found.groups()
         named = {name: value for name, _, value in (word.partition("=") for word in words.split())}
-        assert named.keys() <= {"worker", "raises", "file", "printed"}, f"{page.name}: {words}"
+        assert named.keys() <= {"main", "worker", "raises", "file", "printed", "logged"}, f"{page.name}: {words}"
         yield Block(language, named, body, text[: found.start(3)].count("\n"))
 
 
@@ -96,7 +100,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
 
 
 @pytest.mark.parametrize("page", PAGES, ids=by_name)
-def test_the_examples_run(page: Path, shop: ModuleType, tmp_path: Path):
+def test_the_examples_run(page: Path, shop: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Each builds on the ones before it, and prints what the page says."""
     printed = ""
     for block in blocks(page):
@@ -107,6 +111,8 @@ def test_the_examples_run(page: Path, shop: ModuleType, tmp_path: Path):
         elif "printed" in block.words:
             pattern = re.escape(block.text.strip()).replace("…", ".*")
             assert re.fullmatch(pattern, printed.strip(), re.DOTALL), f"{page.name}:{block.line}\n{printed}"
+        elif "logged" in block.words:
+            assert block.text.strip() in [f"{it.levelname} {it.name}: {it.getMessage()}" for it in caplog.records]
 
 
 def write(path: Path, text: str) -> None:
@@ -115,8 +121,9 @@ def write(path: Path, text: str) -> None:
 
 
 def run(block: Block, shop: ModuleType, page: Path) -> str:
-    code = compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True)
+    code = compile("\n" * block.line + textwrap.dedent(block.text), str(page), "exec", dont_inherit=True)
     output = StringIO()
+    shop.__name__ = "__main__" if "main" in block.words else "shop"
     with redirect_stdout(output), Embedded(shop.app) if "worker" in block.words else nullcontext():
         if (expected := block.words.get("raises")) is None:
             exec(code, vars(shop))
@@ -140,6 +147,33 @@ def test_the_tests_in_the_guide_pass(tmp_path: Path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not many_long", str(tmp_path)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_five_minutes_are_one_program(tmp_path: Path):
+    """Pasted into one file they run; and a command that imports the file enqueues nothing."""
+    page = list(blocks(GUIDE / "index.md"))
+    (tmp_path / "shop.py").write_text("\n\n".join(block.text for block in page if block.runs), encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PACKHORSE_")}
+
+    def ran(*args: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *args], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert ran("shop.py") == "".join(block.text for block in page if "printed" in block.words)
+    for _ in range(2):
+        [queue] = json.loads(ran("-m", "packhorse", "status", "shop:app", "--json"))["queues"]
+        assert (queue["succeeded"], queue["scheduled"], queue["ready"]) == (1, 1, 500)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_a_page_that_needs_a_worker_says_so(page: Path):
+    """Where readers see it: the word behind ```python is not shown."""
+    if any("worker" in block.words for block in blocks(page)):
+        text = " ".join(FENCED.sub("", page.read_text(encoding="utf-8")).split())
+        assert "](index.md#running-the-examples)" in text
 
 
 def test_no_example_sleeps_and_hopes():

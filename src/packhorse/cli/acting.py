@@ -15,6 +15,7 @@ from packhorse.cli.common import Target, actor_option, confirm, json_option, rea
 from packhorse.cli.selecting import PAGE_CAP, Filters
 from packhorse.cli.showing import count, note, print_json, progress
 from packhorse.control import IDS_AT_ONCE, known_id
+from packhorse.errors import JobNotFound
 from packhorse.ids import from_text, to_text
 from packhorse.job import FINISHED, JobState, StoredJob
 from packhorse.stores.contract import Act, Change, Selection
@@ -22,6 +23,7 @@ from packhorse.stores.contract import Act, Change, Selection
 F = TypeVar("F", bound=Callable[..., Any])
 
 UNFINISHED = frozenset(JobState) - FINISHED
+ANY = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,7 @@ def act_on(deed: Deed, target: Target, choice: Choice, order: Order) -> None:
     if order.as_json:
         print_json({"act": deed.act, "jobs": done.jobs, "asked": done.asked})
     else:
-        asked = f" The workers of {count(done.asked, 'running one')} were asked to end them." if done.asked else ""
-        click.echo(f"{deed.done} {count(done.jobs)}.{asked}")
+        click.echo(f"{deed.done} {count(done.jobs)}.{_asked(done.asked)}")
     if not complete:
         raise SystemExit(1)
 
@@ -120,7 +121,8 @@ class Done:
 
 def _on_ids(deed: Deed, target: Target, app: Packhorse, ids: Iterable[str], order: Order) -> tuple[Done, bool]:
     """Says of each that cannot be meant why not, and acts on the others."""
-    given = list(dict.fromkeys(map(known_id, ids)))
+    read = list(map(_read, ids))
+    given = list(dict.fromkeys(id for id in read if id is not None))
     known = {job.id: job for part in _parts(given) for job in app.inspection.stored_jobs(part, page=IDS_AT_ONCE)}
     fit = [id for id in given if _fits(deed, to_text(id), known.get(to_text(id)))]
     if not fit:
@@ -129,7 +131,15 @@ def _on_ids(deed: Deed, target: Target, app: Packhorse, ids: Iterable[str], orde
     if deed.destroys:
         confirm(f"{deed.verb} {count(len(fit))}", yes=order.yes)
     done = _do(deed, app, _parts(fit), len(fit), order)
-    return done, done.jobs + done.asked == len(given)
+    return done, None not in read and done.jobs + done.asked == len(given)
+
+
+def _read(id: str) -> bytes | None:
+    try:
+        return known_id(id)
+    except JobNotFound:
+        note(f"{id!r} is no job id.")
+        return None
 
 
 def _fits(deed: Deed, id: str, job: StoredJob | None) -> bool:
@@ -143,37 +153,34 @@ def _fits(deed: Deed, id: str, job: StoredJob | None) -> bool:
 
 
 def _on_selection(deed: Deed, target: Target, app: Packhorse, choice: Choice, order: Order) -> Done:
+    """Acts on the jobs that were found, by their ids: what comes into the selection later was not meant.
+
+    A bound in time would not do: where the clock was set back, jobs ended in the future.
+    """
     selection = choice.filters.selection(app, states=deed.states)
-    bounded = _until_now(selection, app.clock.now())
-    ids = _found(app, bounded, choice)
-    number = app.inspection.count(selection) if ids is None else len(ids)
-    if not number:
+    ids, running = _found(app, selection, choice)
+    if not ids:
         return Done()
-    parts = [bounded] if ids is None else list(_parts(ids))
-    running = [replace(part, states={JobState.RUNNING}) for part in parts]
-    if deed.act is Act.CANCEL and not target.named and JobState.RUNNING in (choice.filters.states or deed.states):
-        _check_order(deed, target, sum(map(app.inspection.count, running)))
-    confirm(f"{deed.verb} {count(number)}", yes=order.yes)
-    return _do(deed, app, parts, number, order)
+    _check_order(deed, target, running)
+    confirm(f"{deed.verb} {count(len(ids))}", yes=order.yes)
+    # Still as selected: what was dead when it was found, and was replayed meanwhile, must not be purged.
+    done = _do(deed, app, _parts(ids, selection), len(ids), order)
+    if left := len(ids) - done.jobs - done.asked:
+        note(f"{count(left)} changed meanwhile, and {'was' if left == 1 else 'were'} left alone.")
+    return done
 
 
-def _found(app: Packhorse, selection: Selection, choice: Choice) -> list[bytes] | None:
-    """The ids, where they must be searched for; None where the selection says it all."""
+def _found(app: Packhorse, selection: Selection, choice: Choice) -> tuple[list[bytes], int]:
+    """The ids of those meant, and how many of them run."""
     if choice.error is not None:
         found = app.inspection.failed(selection, choice.error, limit=choice.limit or PAGE_CAP, scan=choice.scan)
         note(f"Looked at {count(found.looked_at, 'failed job')}; {len(found.jobs):,} match.")
-        return [from_text(job.id) for job in found.jobs]
-    if choice.limit is not None:
-        jobs = app.inspection.stored_jobs(selection, page=min(choice.limit, IDS_AT_ONCE))
-        return [from_text(job.id) for job in islice(jobs, choice.limit)]
-    return None
-
-
-def _until_now(selection: Selection, now: int) -> Selection:
-    """What comes into the selection after the question was asked was not meant."""
-    if selection.states is not None and set(selection.states) <= FINISHED:
-        return replace(selection, finished_before=min(selection.finished_before or now + 1, now + 1))
-    return replace(selection, created_before=min(selection.created_before or now + 1, now + 1))
+        return [from_text(job.id) for job in found.jobs], 0
+    ids, running = [], 0
+    for job in islice(app.inspection.stored_jobs(selection, min(choice.limit or PAGE_CAP, PAGE_CAP)), choice.limit):
+        ids.append(from_text(job.id))
+        running += job.state is JobState.RUNNING
+    return ids, running
 
 
 def _check_order(deed: Deed, target: Target, running: int) -> None:
@@ -195,8 +202,15 @@ def _do(deed: Deed, app: Packhorse, parts: Iterable[Selection], number: int, ord
     return done
 
 
-def _parts(ids: Sequence[bytes]) -> Iterator[Selection]:
-    return (Selection(ids=ids[start : start + IDS_AT_ONCE]) for start in range(0, len(ids), IDS_AT_ONCE))
+def _parts(ids: Sequence[bytes], selection: Selection = ANY) -> Iterator[Selection]:
+    return (replace(selection, ids=ids[start : start + IDS_AT_ONCE]) for start in range(0, len(ids), IDS_AT_ONCE))
+
+
+def _asked(number: int) -> str:
+    if not number:
+        return ""
+    was = "was" if number == 1 else "were"
+    return f" {count(number, 'running job')} {was} asked to end: a coroutine does, a plain function may ignore it."
 
 
 def _listed(states: Iterable[JobState]) -> str:

@@ -67,7 +67,9 @@ def worker(
             f"The store {masked_url(application.store.url)} lives inside one process, so worker processes would see no "
             "jobs. Use SQLite, or run a worker inside your program with packhorse.Embedded."
         )
-    application.inspection.schema_version()  # meets an unusable store before any child is started
+    # Meet an unusable store, and unusable keys, before any child is started: each would only die of it again.
+    application.inspection.schema_version()
+    _ = application.seals
     count = processes or os.cpu_count() or 1
     work = Plan(app, "worker", queues, concurrency, burst, max_jobs, log_level, log_format)
     plans = [work] * count + [Plan(app, "dispatcher", log_level=log_level, log_format=log_format)]

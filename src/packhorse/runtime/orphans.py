@@ -56,7 +56,7 @@ class Judge:
 
     def _tell(self, claim: Claim, outcome: Outcome) -> None:
         kinds = [EventKind.LOST] + [EventKind.FAILED] * (outcome.state is JobState.FAILED)
-        for kind in kinds:
+        for kind in filter(self._app.events.wants, kinds):
             event = Event(
                 kind=kind,
                 at=to_datetime(self._app.clock.now()),

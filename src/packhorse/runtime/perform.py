@@ -28,7 +28,7 @@ from packhorse.outcome import Outcome, decide, expire, refuse, stop, stray, succ
 from packhorse.reporters import ErrorReport, report
 from packhorse.retry import RetryPolicy
 from packhorse.runtime.progress import Recorder
-from packhorse.seals import OpenedJob
+from packhorse.seals import NEVER, OpenedJob
 from packhorse.task import BaseTask, default_keep, unpack_foreign
 
 log = logging.getLogger("packhorse.jobs")
@@ -83,7 +83,7 @@ class Performer:
         performing.set(None)  # until it begins; the thread may have performed another job before
         prepared = self._prepare(claim)
         if isinstance(prepared, Outcome):
-            return self.kept(claim, prepared)
+            return prepared
         task, context, args, kwargs = prepared
         performing.set(context)
         began = time.monotonic_ns()
@@ -108,7 +108,7 @@ class Performer:
         failpoint("slot.before_perform")
         prepared = self._prepare(claim)
         if isinstance(prepared, Outcome):
-            return self.kept(claim, prepared)
+            return prepared
         task, context, args, kwargs = prepared
         performing.set(context)
         began = time.monotonic_ns()
@@ -151,21 +151,21 @@ class Performer:
 
     def _prepare(self, claim: Claim) -> Prepared | Outcome:
         if self.cancelled and claim.token in self.cancelled:
-            return stop(claim.token, None, self.cancelled.pop(claim.token))
+            return self.kept(claim, stop(claim.token, None, self.cancelled.pop(claim.token)))
         try:
             opened = self._open_job(claim.token.id, claim.task, claim.payload)
-            if opened.expires is not None and opened.expires + SKEW < self._app.clock.now():
-                return expire(claim.token)
+            if opened.expires != NEVER and opened.expires + SKEW < self._app.clock.now():
+                return self.kept(claim, expire(claim.token))
             task = self._tasks.get(claim.task)
             if task is None or opened.version > task.stored.version:
-                return self._strayed(claim, task)
+                return self.kept(claim, self._strayed(claim, task))
             args, kwargs, metadata = self._arguments(task, opened)
         except PayloadError as error:
             return self._refused(claim, error)
         context = Context(claim, metadata, self)
         if task.takes_context:
             args = [context, *args]
-        if self._app.events:
+        if self._app.events.wants(EventKind.STARTED):
             self._tell_started(claim)
         return Prepared(task, context, args, kwargs)
 
@@ -197,8 +197,10 @@ class Performer:
 
     def _refused(self, claim: Claim, error: PayloadError) -> Outcome:
         log.error("job %s was not performed: %s", to_text(claim.token.id), error, extra=_extra(claim))
-        outcome = refuse(claim, FailureKind.UNDECODABLE, error)
-        return outcome._replace(keep=0) if self._app.settings.drop_undecodable else outcome
+        settings = self._app.settings
+        # By the settings alone: its task's name is no more to be trusted than the rest of it.
+        keep = 0 if settings.drop_undecodable else default_keep(settings, JobState.FAILED)
+        return refuse(claim, FailureKind.UNDECODABLE, error)._replace(keep=keep)
 
     def _tell_started(self, claim: Claim) -> None:
         now = to_datetime(self._app.clock.now())
@@ -277,8 +279,12 @@ class Performer:
         now = task.named(args[1:] if task.takes_context else args, kwargs)
         secrets = secrets_in([now, context.metadata], more)
         try:
-            sent = self._as_sent(task, self._open_job(claim.token.id, claim.task, claim.payload))
-            secrets |= secrets_in([task.named(sent.args, sent.kwargs), sent.metadata], more)
+            opened = self._open_job(claim.token.id, claim.task, claim.payload)
+            sent = [self._as_sent(task, opened)]
+            if opened.typed and not opened.foreign:
+                sent.append(self._app.codec.decode_arguments(opened.body, typed=False))  # looks into own types as well
+            for args, kwargs, metadata in sent:
+                secrets |= secrets_in([task.named(args, kwargs), metadata], more)
         except Exception:  # it was readable before; whatever it is now, the attempt ends
             pass
         return partial(mask_text, secrets=secrets) if secrets else str
@@ -287,7 +293,7 @@ class Performer:
 
     def tell_ended(self, claim: Claim, outcome: Outcome) -> None:
         kind = _kind(outcome)
-        if kind is None:
+        if kind is None or not self._app.events.wants(kind):
             return
         failure = None
         if outcome.failure is not None and kind is not EventKind.CANCELLED:

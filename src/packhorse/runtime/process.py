@@ -8,12 +8,13 @@ import random
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Protocol
 
 from packhorse.app import Packhorse
 from packhorse.clock import length, to_datetime
-from packhorse.errors import StoreError
+from packhorse.errors import PackhorseError, StoreError
 from packhorse.events import Event, EventKind
 from packhorse.ids import new_id, to_text
 from packhorse.runtime.wakeup import Wake
@@ -22,6 +23,7 @@ from packhorse.stores.contract import Order, ProcessInfo
 log = logging.getLogger("packhorse.runtime")
 
 BACKOFF_CAP = 5.0
+STEADY = 30.0  # seconds without trouble after which earlier trouble is forgotten
 
 
 class Role(Protocol):
@@ -50,6 +52,31 @@ class Role(Protocol):
         """The last turn is over."""
 
 
+class Trouble:
+    """How long to wait after each failure: longer and longer, also where turns between them go well."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._last = 0.0
+
+    def delay(self) -> float:
+        now = time.monotonic()
+        if now - self._last > STEADY:
+            self._failures = 0
+        self._last = now
+        self._failures = min(self._failures + 1, 10)
+        return min(BACKOFF_CAP, 0.05 * (1 << self._failures)) * random.uniform(0.5, 1)
+
+
+def place_of(error: Exception) -> str:
+    """What to say of an error in a log: ours as they are, of others no text, since it may quote what is stored."""
+    if isinstance(error, PackhorseError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
 class Process:
     """Runs one role until it is stopped and drained."""
 
@@ -64,27 +91,38 @@ class Process:
         self._heart: Heart | None = None
 
     def run(self) -> None:
-        failures = 0
+        trouble = Trouble()
         try:
             while True:
+                failed = False
                 try:
                     if not self._enrolled:
                         self._enroll()
                     delay = self.role.turn()
-                    failures = 0
-                except StoreError as error:
-                    failures += 1
-                    delay = min(BACKOFF_CAP, 0.05 * 2**failures) * random.uniform(0.5, 1)
-                    log.warning("%s: the store failed (%s); trying again in %.1f s", self.role.name, error, delay)
+                except Exception as error:  # no row of the store and no bug of ours may end a role
+                    failed, delay = True, trouble.delay()
+                    what = "the store failed" if isinstance(error, StoreError) else "something failed"
+                    log.warning("%s: %s (%s); trying again in %.1f s", self.role.name, what, place_of(error), delay)
                 if self.stop_by is not None and (self.role.drained or time.monotonic() >= self.stop_by):
                     return
-                self.wake.wait(delay if self.stop_by is None else min(delay, 0.1))
+                if failed:
+                    self._back_off(delay)
+                else:
+                    self.wake.wait(delay if self.stop_by is None else min(delay, 0.1))
         finally:
             if self._heart is not None:
                 self._heart.stop()
             self.role.end()
             self._leave()
             self._tell(EventKind.PROCESS_STOPPED)
+
+    def _back_off(self, delay: float) -> None:
+        """Only a stop cuts it short: what we write ourselves would wake us too."""
+        until = time.monotonic() + delay
+        while self.stop_by is None and (left := until - time.monotonic()) > 0:
+            self.wake.wait(left)
+        if self.stop_by is not None:
+            self.wake.wait(min(delay, 0.1))
 
     def stop(self, within: float | None = None) -> None:
         """Claim no more, finish what runs, then leave; safe in a signal handler."""
@@ -131,8 +169,8 @@ class Process:
             return
         try:
             self.app.store.leave(self.id)
-        except StoreError as error:
-            log.warning("%s could not sign off (%s); its lease will run out", self.role.name, error)
+        except Exception as error:
+            log.warning("%s could not sign off (%s); its lease will run out", self.role.name, place_of(error))
 
 
 class Heart:
@@ -149,11 +187,10 @@ class Heart:
         while not self._stopping.wait(process.app.settings.heartbeat * random.uniform(0.9, 1)):
             try:
                 beaten = process.app.store.beat([process.id])
-            except StoreError as error:
-                log.warning("%s could not beat: %s", process.role.name, error)
-                continue
-            if beaten.orders:
-                process.role.obey(process.app.control.trusted(beaten.orders))
+                if beaten.orders:
+                    process.role.obey(process.app.control.trusted(beaten.orders))
+            except Exception as error:  # a heart that stops costs all jobs of the process
+                log.warning("%s could not beat: %s", process.role.name, place_of(error))
 
     def stop(self) -> None:
         self._stopping.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 import time
 from collections import deque
@@ -18,6 +19,8 @@ from queue import SimpleQueue
 from packhorse.job import Claim, Token
 from packhorse.outcome import Outcome, broken
 from packhorse.runtime.perform import Performer
+
+log = logging.getLogger("packhorse.worker")
 
 
 class Slots:
@@ -33,6 +36,7 @@ class Slots:
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
+        self._closed = False
 
     def put(self, claims: list[Claim]) -> None:
         now = time.monotonic()
@@ -81,6 +85,7 @@ class Slots:
 
     def close(self) -> None:
         """Let go of idle threads and the loop; what still runs is abandoned."""
+        self._closed = True
         for _ in self._threads:
             self._inbox.put(None)
         if self._loop is not None:
@@ -135,7 +140,7 @@ class Slots:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run_loop, args=(self._loop,), name="packhorse-loop", daemon=True).start()
+                threading.Thread(target=self._run_loop, args=(self._loop,), name="packhorse-loop", daemon=True).start()
             return self._loop
 
     def _start_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
@@ -165,7 +170,11 @@ class Slots:
         if token in self._running and (task := self._coroutines.get(token)) is not None:
             task.cancel()
 
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Until it is closed here: a task can stop the loop, and asyncio lets SystemExit and KeyboardInterrupt out."""
+        while not self._closed:
+            try:
+                loop.run_forever()
+            except BaseException as error:  # whoever awaits the coroutine that raised it gets it too
+                log.error("%s in a coroutine that some task started; the loop runs on", type(error).__name__)
+        loop.close()

@@ -15,11 +15,11 @@ from types import FrameType
 
 from packhorse.app import Packhorse
 from packhorse.clock import length
-from packhorse.errors import StoreError
 from packhorse.failpoints import failpoint
 from packhorse.ids import new_id
 from packhorse.runtime.child import Plan, encode_order
 from packhorse.runtime.orphans import Judge
+from packhorse.runtime.process import Trouble, place_of
 from packhorse.runtime.wakeup import Wake
 from packhorse.stores.contract import ProcessInfo
 
@@ -86,9 +86,15 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
         self._enroll()
         self._children = [Child(plan, self._id) for plan in self._plans]
+        trouble = Trouble()
         while not self._stopping:
-            self._turn()
-            self._wake.wait(self._pause())
+            try:
+                self._turn()
+                pause = self._pause()
+            except Exception as error:  # whatever it is, children must be watched over
+                pause = trouble.delay()
+                log.error("the supervisor failed (%s); it goes on in %.1f s", place_of(error), pause)
+            self._wake.wait(pause)
         self._stop()
         return 0
 
@@ -110,10 +116,17 @@ class Supervisor:
             self._judge_children()
         for due in [due for due in self._due if due[0] <= time.monotonic()]:
             self._due.remove(due)
-            self._children.append(Child(due[1], self._id, failures=due[2]))
+            self._start(due[1], due[2])
         working = [plan.role for plan in self._plans_in_hand()]
         if "worker" not in working:
             self._stopping = True
+
+    def _start(self, plan: Plan, failures: int) -> None:
+        try:
+            self._children.append(Child(plan, self._id, failures=failures))
+        except OSError as error:
+            log.error("a %s could not be started: %s", plan.role, error.strerror)
+            self._due.append((time.monotonic() + min(RESTART_CAP, 2.0 ** min(failures, 10)), plan, failures + 1))
 
     def _plans_in_hand(self) -> list[Plan]:
         return [child.plan for child in self._children] + [plan for _, plan, _ in self._due]
@@ -133,13 +146,12 @@ class Supervisor:
                 log.warning("the supervisor lost its lease; it goes on under a new id")
                 self._id = new_id()
                 self._enroll()
-        except StoreError as error:
-            log.warning("the supervisor could not beat: %s", error)
-            return
-        for order in self._app.control.trusted(beaten.orders):
-            for child in self._children:
-                if child.id == order.token.process:
-                    child.tell(encode_order(order))
+            for order in self._app.control.trusted(beaten.orders):
+                for child in self._children:
+                    if child.id == order.token.process:
+                        child.tell(encode_order(order))
+        except Exception as error:  # its children would lose their leases if it ended
+            log.warning("the supervisor could not beat: %s", place_of(error))
 
     def _bury(self, child: Child) -> None:
         """A child has ended. If it was not its own wish, its jobs get a verdict now and a new one takes its place."""
@@ -157,8 +169,8 @@ class Supervisor:
         try:
             self._judge.judge(self._id, self._unjudged)
             self._unjudged = {}
-        except StoreError as error:
-            log.warning("the jobs of dead children wait for a verdict: %s", error)
+        except Exception as error:
+            log.warning("the jobs of dead children wait for a verdict: %s", place_of(error))
 
     def _stop(self) -> None:
         """Workers first, so that nothing is left to do when the dispatcher goes."""
@@ -170,8 +182,8 @@ class Supervisor:
         self._stop_children(others)
         try:
             self._app.store.leave(self._id)
-        except StoreError as error:
-            log.warning("the supervisor could not sign off: %s", error)
+        except Exception as error:
+            log.warning("the supervisor could not sign off: %s", place_of(error))
 
     def _stop_children(self, children: list[Child]) -> None:
         for child in children:
@@ -194,5 +206,5 @@ class Supervisor:
         log.warning("%s with pid %d %s; what it held goes back", child.plan.role, child.process.pid, child.cause)
         try:
             self._app.store.leave(child.id)
-        except StoreError as error:
-            log.warning("the jobs of pid %d wait for the end of its lease: %s", child.process.pid, error)
+        except Exception as error:
+            log.warning("the jobs of pid %d wait for the end of its lease: %s", child.process.pid, place_of(error))

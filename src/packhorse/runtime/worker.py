@@ -13,11 +13,11 @@ from packhorse.clock import SECOND
 from packhorse.errors import StoreDataError
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
-from packhorse.job import Claim, Token
-from packhorse.outcome import Outcome, bare, expire, release
+from packhorse.job import Claim, JobState, Token
+from packhorse.outcome import Outcome, bare, broken, expire, release
 from packhorse.queues import Selected
 from packhorse.runtime.perform import Performer
-from packhorse.runtime.process import Process
+from packhorse.runtime.process import Process, place_of
 from packhorse.runtime.slots import Slots
 from packhorse.runtime.wakeup import Watcher
 from packhorse.stores.contract import EXCHANGE_BYTES, EXCHANGE_JOBS, Exchanged, Order
@@ -192,7 +192,7 @@ class Worker:
         store, process = self._app.store, self._process.id
         if len(outcomes) == 1:
             log.error("job %s: its outcome is stored bare: %s", to_text(outcomes[0].token.id), error)
-            return store.exchange(process, new_nonce(), [self._app.sealed(bare(outcomes[0], error))], self._selected, 0)
+            return self._write_bare(outcomes[0], error)
         middle = len(outcomes) // 2
         refused: list[Token] = []
         for half in (outcomes[:middle], outcomes[middle:]):
@@ -202,6 +202,13 @@ class Worker:
                 reply = self._write_apart(half, again)
             refused += reply.refused
         return reply._replace(refused=refused)
+
+    def _write_bare(self, outcome: Outcome, error: StoreDataError) -> Exchanged:
+        store, process = self._app.store, self._process.id
+        try:
+            return store.exchange(process, new_nonce(), [self._app.sealed(bare(outcome, error))], self._selected, 0)
+        except StoreDataError:  # the row itself is spoiled; to try it again and again would hold up the others
+            return store.exchange(process, new_nonce(), [], self._selected, 0)._replace(refused=[outcome.token])
 
     def _resolve_doubt(self) -> None:
         """What the store gave us in an exchange that failed, and so never told us, goes back unspent."""
@@ -219,12 +226,24 @@ class Worker:
         fresh: list[Claim] = []
         for claim in reply.claims:
             self._held[claim.token] = claim
-            if claim.expires_at is not None and claim.expires_at <= reply.now:
-                self._ended.append(self._performer.kept(claim, expire(claim.token)))
-            else:
-                fresh.append(claim)
+            try:
+                if claim.expires_at is not None and claim.expires_at <= reply.now:
+                    self._ended.append(self._performer.kept(claim, expire(claim.token)))
+                elif type(claim.token.id) is not bytes:
+                    raise TypeError("a job's id must be bytes")
+                else:
+                    fresh.append(claim)
+            except Exception as error:  # whatever is wrong with one job, the others go on
+                self._ended.append(self._spoiled(claim, error))
         self._unannounced.update(claim.token for claim in reply.claims[starting:])
         self._slots.put(fresh)
+
+    def _spoiled(self, claim: Claim, error: Exception) -> Outcome:
+        log.error("a claimed job makes no sense and fails: %s", place_of(error))
+        try:
+            return self._app.sealed(broken(claim.token, error)._replace(spent=False))
+        except Exception:  # nothing can be sealed for such an id
+            return Outcome(claim.token, JobState.FAILED, spent=False)
 
     def _rest(self, room: int, reply: Exchanged) -> float:
         if self._ended:

@@ -367,7 +367,10 @@ class Store(ABC):
     # The store itself.
 
     def own_key(self, *, make: bool = True) -> bytes | None:
-        """A key that only the store's owner can read, made at the first call; None where there is no place for one."""
+        """A key that only the store's owner can read, made at the first call; None where there is no place for one.
+
+        StoreUnsafe where it would have to be made although there are jobs: it was lost, and a new one fails them all.
+        """
         return None
 
     def exists(self) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
-from packhorse.errors import ConfigError, SchemaError, StoreFull, StoreURLError
+from packhorse.errors import ConfigError, SchemaError, StoreFull, StoreUnsafe, StoreURLError
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
 from packhorse.job import JobState, NewJob, StoredJob, Token
@@ -166,7 +166,7 @@ class SQLiteStore(Store):
         with self._cursor() as c:
             rows = [row for id in processes for row in c.execute(sqlite_exchange.ASKED, (id,))]
         orders = [Order(OrderKind.CANCEL, Token(*token), reason, seal or b"") for reason, seal, *token in rows]
-        return Beaten(dead, sorted(orders, key=lambda order: order.token))
+        return Beaten(dead, sorted(orders, key=lambda order: order.token.process))
 
     # Fenced by the claim token.
 
@@ -185,7 +185,7 @@ class SQLiteStore(Store):
 
     def held(self, process: bytes) -> list[Token]:
         with self._cursor() as c:
-            return sorted(Token(*row) for row in c.execute(HELD, (process,)))
+            return [Token(*row) for row in c.execute(f"{HELD} order by nonce, id, epoch", (process,))]
 
     # Membership.
 
@@ -213,7 +213,8 @@ class SQLiteStore(Store):
     # Housekeeping.
 
     def promote(self, limit: int) -> Promoted:
-        nth = "select order_key, id from job where state = 1 order by order_key, id limit 1 offset ?"
+        # Every number is smaller than every text, so that what is no moment is left where it is.
+        nth = "select order_key, id from job where state = 1 and order_key < '' order by order_key, id limit 1 offset ?"
         now = self.clock.now()
         with self._cursor() as c:
             first = c.execute(nth, (0,)).fetchone()
@@ -221,7 +222,7 @@ class SQLiteStore(Store):
             return Promoted(0, None if first is None else max(0, first[0] - now))
         with self._transaction() as c:
             last = c.execute(nth, (limit - 1,)).fetchone()
-            bound = min(last, (now + 1, b"")) if last else (now + 1, b"")
+            bound = last if last and last[0] <= now else (now + 1, b"")
             jobs = c.execute("update job set state = 3 where state = 1 and (order_key, id) <= (?, ?)", bound).rowcount
             following = c.execute(nth, (0,)).fetchone()
             failpoint("promote.before_commit")
@@ -243,7 +244,7 @@ class SQLiteStore(Store):
             alive = {id for (id,) in c.execute(live, (boot, ticks))} - set(dead)
             gone = [id for (id,) in c.execute(owners) if id not in alive]
             orphans = [orphan for id in gone for orphan in _orphans(c, id, self.clock.now())]
-            orphans = sorted(orphans, key=lambda orphan: orphan.claim.token.id)[:limit]
+            orphans = sorted(orphans, key=lambda orphan: sqlite_exchange.comparable([orphan.claim.token.id]))[:limit]
             take = f"update job set process = ?, nonce = ?, epoch = epoch + 1 where {sqlite_exchange.BY_ID}"
             c.executemany(take, [(adopter, nonce, orphan.claim.token.id) for orphan in orphans])
             for (id,) in c.execute("select id from process").fetchall():
@@ -293,7 +294,7 @@ class SQLiteStore(Store):
             found += c.execute(KEPT_APART, (code, now, limit))
             if (kept := retention.of(state)) is not None:
                 found += c.execute(KEPT_BY_RULE, (kept, code, now - kept, limit))
-        return [id for _, _, id in sorted(found)[:limit]]
+        return [id for _, _, id in sorted(found, key=sqlite_exchange.comparable)[:limit]]
 
     # Operating.
 
@@ -370,7 +371,8 @@ class SQLiteStore(Store):
             columns = "number, process, started_at, ended_at, failure, spent"
             attempts = c.execute(f"select {columns} from attempt where id = ? order by epoch", (id,)).fetchall()
         failures = tuple(sqlite_jobs.attempt(*attempt) for attempt in attempts)
-        return StoredJob(**sqlite_jobs.narrow(row[:-2]), payload=row[-2], result=row[-1], failures=failures)
+        payload, result = map(sqlite_jobs.envelope, row[-2:])
+        return StoredJob(**sqlite_jobs.narrow(row[:-2]), payload=payload or b"", result=result, failures=failures)
 
     def entries(self, id: bytes) -> list[Entry]:
         with self._cursor() as c:
@@ -379,7 +381,7 @@ class SQLiteStore(Store):
 
     def queues(self) -> list[QueueCounts]:
         with self._cursor() as c:
-            rows = c.execute("select queue, state, count(*) from job group by queue, state").fetchall()
+            rows = c.execute("select cast(queue as text), state, count(*) from job group by 1, 2").fetchall()
             pauses = c.execute(
                 "select queue, until, reason, actor from pause where until is null or until > ?", (self.clock.now(),)
             ).fetchall()
@@ -439,9 +441,23 @@ class SQLiteStore(Store):
     # The store itself.
 
     def own_key(self, *, make: bool = True) -> bytes | None:
-        if make:
-            self._ensure_schema()  # which looks at the folder first
-        return kept_key(self.path, make=make)
+        if not make:
+            return kept_key(self.path, make=False)
+        self._ensure_schema()  # which looks at the folder first
+        if (key := kept_key(self.path, make=False)) is not None:
+            return key
+        with self._cursor() as c:
+            used = c.execute("select 1 from payload limit 1").fetchone() is not None
+        # Whoever made the key since did so before the first job, so that this look finds it.
+        if used and (key := kept_key(self.path, make=False)) is not None:
+            return key
+        if used:
+            raise StoreUnsafe(
+                f"The database {self.path} holds jobs, and its key {self.path}-key is not there: a new one would make "
+                "all of them fail. Put the key back from the backup; or set PACKHORSE_KEYS, if they were signed with "
+                "that; or, if the jobs are not wanted, discard them or move the database away."
+            )
+        return kept_key(self.path)
 
     def exists(self) -> bool:
         return self.path.exists()
@@ -519,7 +535,7 @@ def _statements(script: str) -> Iterable[str]:
 def _orphans(c: sqlite3.Connection, owner: bytes, now: int) -> list[Orphan]:
     columns = "id, role, host, pid, queues, supervisor"
     row = c.execute(f"select {columns} from process where id = ?", (owner,)).fetchone()
-    info = ProcessInfo(*row) if row else stranger(owner)
+    info = ProcessInfo(*row) if row else stranger(owner if type(owner) is bytes else b"")
     rows = c.execute(
         "select" + sqlite_exchange.CLAIM_COLUMNS.format(index="") + "where state = 4 and process = ?", (owner,)
     )
@@ -529,7 +545,7 @@ def _orphans(c: sqlite3.Connection, owner: bytes, now: int) -> list[Orphan]:
 
 
 def _ago(moment: int | None, now: int) -> int | None:
-    return None if moment is None else now - moment
+    return now - moment if type(moment) is int else None
 
 
 def _adopted(orphan: Orphan, adopter: bytes, nonce: int) -> Orphan:

@@ -62,6 +62,10 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")  # whoever can write to the file can write anything
+
+
 class Connection:
     """A connection and its own handle on the lock file, so that threads exclude each other as processes do.
 
@@ -81,6 +85,7 @@ class Connection:
             self.sqlite = sqlite3.connect(
                 path, timeout=DEADLINE, isolation_level=None, check_same_thread=False, cached_statements=512
             )
+            self.sqlite.text_factory = _text
             self.sqlite.execute("pragma journal_mode = wal")
             self.sqlite.execute(f"pragma synchronous = {synchronous}")
             self.sqlite.execute("pragma mmap_size = 0")
@@ -293,6 +298,10 @@ def raise_translated(error: BaseException) -> None:
     """Say SQLite's errors in the words of the contract; others are left to the caller."""
     text = str(error)
     match error:
+        case sqlite3.OperationalError() if "decode" in text:  # and SQLite quotes it
+            raise StoreError("SQLite: the database holds a text that is not UTF-8.") from None
+        case sqlite3.IntegrityError() if "CHECK" in text:
+            raise StoreDataError(f"SQLite cannot store a value of this type: {text}") from error
         case sqlite3.OperationalError() if "no such table" in text or "no such column" in text:
             why = f"{text}: the database has no schema, or an older one. Run `packhorse migrate`."
             raise SchemaError(why) from error

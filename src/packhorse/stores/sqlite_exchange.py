@@ -7,14 +7,18 @@ write lock is held.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, NewJob, Token
 from packhorse.outcome import Outcome, heed
 from packhorse.queues import Selected
+
+log = logging.getLogger("packhorse.store")
 
 STATES = list(JobState)
 CODE = {state: number for number, state in enumerate(STATES, 1)}
@@ -28,6 +32,7 @@ INSERT_PAYLOAD = "insert into payload (n, id, task, body, created_at, tags) valu
 INSERT_JOB = "insert into job (n, id, state, queue, rank, order_key, run_at, expires_at, share) values {values}"
 # Most jobs end well, and their statement carries five values a row where the other needs thirteen.
 # Both texts must begin with their verb: for `with … update` Python's sqlite3 counts no rows.
+# `+ 0` makes a number of whatever somebody put there, so that no constraint stops the jobs of the same batch.
 SUCCEED = """
     update job indexed by job_held set
         state       = 5,
@@ -49,8 +54,8 @@ FINISH = """
         state       = ended.state,
         attempts    = attempts + ended.spent,
         losses      = losses + ended.lost,
-        order_key   = coalesce(ended.order_key, job.order_key),
-        run_at      = coalesce(ended.run_at, job.run_at),
+        order_key   = coalesce(ended.order_key, job.order_key + 0),
+        run_at      = coalesce(ended.run_at, job.run_at + 0),
         claimed_at  = null,
         started_at  = ? - ended.duration,
         finished_at = case when ended.state > 4 then ? end,
@@ -86,10 +91,11 @@ STARTED = """
 """
 ASKED = """
     select asked, asked_seal, process, nonce, id, epoch from job indexed by job_held
-    where state = 4 and process = ? and asked is not null
+    where state = 4 and process = ? and asked is not null order by nonce, id
 """
 NEXT_QUEUE = """
-    select queue from job indexed by job_to_claim where state = 3 and queue >= ? order by queue limit 1
+    select queue, cast(queue as blob) from job indexed by job_to_claim
+    where state = 3 and queue >= cast(? as text) order by queue limit 1
 """
 READY_OF_QUEUE = """
     select rank, order_key, id from job indexed by job_to_claim where state = 3 and queue = ?
@@ -102,7 +108,7 @@ CLAIM = """
 """
 CLAIM_COLUMNS = """
     job.process, job.nonce, job.id, job.epoch, task, body, queue, rank, attempts, losses, created_at, expires_at, strays
-    from job {index} join payload on payload.id = job.id
+    from job {index} left join payload on payload.id = job.id
 """
 CLAIMED = (
     "select"
@@ -152,6 +158,7 @@ def _heeded(c: sqlite3.Connection, outcomes: Sequence[Outcome]) -> Sequence[Outc
     asked = {Token(*token): reason for owner in owners for reason, _, *token in c.execute(ASKED, (owner,))}
     if not asked:
         return outcomes
+    asked = {token: reason if isinstance(reason, str) else "cancelled" for token, reason in asked.items()}
     return [
         heed(outcome, asked[outcome.token]) if outcome.token in asked and not outcome.state.finished else outcome
         for outcome in outcomes
@@ -198,13 +205,16 @@ def open_queues(c: sqlite3.Connection, queues: Selected, now: int) -> Iterator[l
     seen: set[str] = set()
     for entry in queues:
         names = []
-        name = entry.text
-        while (row := c.execute(NEXT_QUEUE, (name,)).fetchone()) and entry.matches(row[0]):
-            if row[0] not in seen:
-                seen.add(row[0])
-                if row[0] not in paused:
-                    names.append(row[0])
-            name = row[0] + "\0"  # the smallest text behind it
+        start = entry.text.encode()
+        # Bytes lead on, because text that is not UTF-8 reads as another one, which may lie before it. No such text and
+        # no blob is the name of a queue; blobs come last.
+        while (row := c.execute(NEXT_QUEUE, (start,)).fetchone()) and entry.matches(row[0]):
+            name, raw = row
+            if name not in seen and name.encode() == raw:
+                seen.add(name)
+                if name not in paused:
+                    names.append(name)
+            start = raw + b"\0"  # the smallest text behind it
         if names:
             yield names
 
@@ -322,10 +332,30 @@ def _nth_ready(c: sqlite3.Connection, names: Sequence[str], n: int) -> tuple[int
         part = names[start : start + UNION_TERMS]
         merged = " union all ".join([READY_OF_QUEUE] * len(part))
         first += c.execute(f"{merged} order by 1, 2, 3 limit ?", (*part, n))
-    return sorted(first)[n - 1] if n <= len(first) else LAST_KEY
+    sound = sorted(key for key in first if [type(value) for value in key] == [int, int, bytes])
+    return sound[n - 1] if n <= len(sound) else LAST_KEY
 
 
 def as_claim(row: Sequence[Any]) -> Claim:
+    """A row that makes no sense becomes a claim without a payload, which fails as undecodable."""
     process, nonce, id, epoch, task, body, queue, rank, attempts, losses, created_at, expires_at, strays = row
     token = Token(process, nonce, id, epoch)
+    if not (
+        type(task) is str
+        and type(body) is bytes
+        and type(queue) is str
+        and (expires_at is None or type(expires_at) is int)
+        and type(created_at) is type(rank) is type(attempts) is type(losses) is type(strays) is type(epoch) is int
+    ):
+        log.error("the row of job %s makes no sense: somebody else changed it, and it is not performed", _shown(id))
+        return Claim(token, task if type(task) is str else "unknown", b"", str(queue), 0, 0, 0, 0, None)
     return Claim(token, task, body, queue, -rank, attempts, losses, created_at, expires_at, strays)
+
+
+def _shown(id: object) -> str:
+    return to_text(id) if type(id) is bytes else "without an id"
+
+
+def comparable(row: Sequence[Any]) -> tuple[Any, ...]:
+    """A key to sort rows by that may hold anything."""
+    return tuple((type(value).__name__, value) for value in row)

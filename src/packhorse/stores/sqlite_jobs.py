@@ -89,7 +89,8 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
         case Act.CHANGE:
             rank = None if change.priority is None else -change.priority
             c.executemany(
-                f"update job set queue = coalesce(?, queue), rank = coalesce(?, rank), epoch = epoch + 1 where {BY_ID}",
+                "update job set queue = coalesce(?, cast(queue as text)), rank = coalesce(?, cast(rank as integer)), "
+                f"epoch = epoch + 1 where {BY_ID}",
                 [(change.queue, rank, id) for id in ids],
             )
 
@@ -160,7 +161,7 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
         "task": task,
         "state": state_of(state),
         "queue": queue,
-        "priority": -rank,
+        "priority": -rank if type(rank) is int else 0,
         "attempts": attempts,
         "losses": losses,
         "created_at": moment(created_at) or EPOCH,
@@ -173,24 +174,32 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
         "share": share,
         "tags": _tags(tags),
         "reason": reason,
-        "failure": failure,
+        "failure": envelope(failure),
         "result_error": result_error,
     }
 
 
 def attempt(number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: int) -> StoredAttempt:
-    return StoredAttempt(number, to_text(process), moment(began), moment(ended) or EPOCH, failure, bool(spent))
+    return StoredAttempt(
+        number, to_text(process), moment(began), moment(ended) or EPOCH, envelope(failure) or b"", bool(spent)
+    )
 
 
 def moment(microseconds: int | None) -> datetime | None:
-    if microseconds is None:
+    if type(microseconds) is not int:
         return None
     return to_datetime(min(max(microseconds, 0), LAST_MOMENT))  # whoever can write to the file can write anything
 
 
+def envelope(value: Any) -> bytes | None:
+    """What is no envelope at all is taken for an empty one, which nobody can open."""
+    return value if value is None or type(value) is bytes else b""
+
+
 def state_of(code: int) -> JobState:
-    if not 1 <= code <= len(STATES):
-        raise StoreError(f"A job has the state {code}, which no Packhorse writes. Somebody else changed the file.")
+    if type(code) is not int or not 1 <= code <= len(STATES):
+        shown = code if type(code) is int else type(code).__name__
+        raise StoreError(f"A job has the state {shown}, which no Packhorse writes. Somebody else changed the file.")
     return STATES[code - 1]
 
 

@@ -1,5 +1,9 @@
 -- One narrow row per job carries all that changes; the wide rows beside it are written once.
 -- Times are microseconds, UTC; ids are sixteen bytes.
+-- The constraints keep values of another type out: to SQLite every number is smaller than every text, every text is
+-- smaller than every blob, and null passes (typeof would make inserts slower by a quarter). They are for mistakes, not
+-- for attackers, who can switch them off. There is one for each column, since SQLite looks only at those whose column is
+-- written. Real numbers pass, as a sum beyond 64 bits is one: it must not stop the batch it is in.
 -- States: 1 scheduled, 2 waiting, 3 ready, 4 running, 5 succeeded, 6 failed, 7 cancelled.
 
 create table job (
@@ -23,7 +27,20 @@ create table job (
     finished_at integer,
     prune_at    integer,                        -- where the rule for its state does not count
     asked       text,                           -- an operator wants the running job to end, and why
-    asked_seal  blob
+    asked_seal  blob,
+    check (state < ''),
+    check (queue < x''),
+    check (rank < ''),
+    check (order_key < ''),
+    check (epoch < ''),
+    check (attempts < ''),
+    check (losses < ''),
+    check (strays < ''),
+    check (run_at < ''),
+    check (expires_at < ''),
+    check (nonce < ''),
+    check (asked < x''),
+    check (asked_seal >= x'')
 );
 
 create index job_to_claim   on job (queue, rank, order_key, id)  where state = 3;
@@ -37,7 +54,10 @@ create table payload (
     task       text    not null,
     body       blob    not null,
     created_at integer not null,
-    tags       text                             -- a JSON list; the rows of tag serve look-ups
+    tags       text,                            -- a JSON list; the rows of tag serve look-ups
+    check (task < x''),
+    check (body >= x''),
+    check (created_at < '')
 ) without rowid;
 
 create table ending (
@@ -91,7 +111,9 @@ create table process (
     started_at  integer not null,
     lease       integer not null,
     lease_until integer not null,               -- in ticks of the boot below, which no clock step touches
-    boot        text    not null
+    boot        text    not null,
+    check (lease < ''),
+    check (lease_until < '')
 );
 
 create table pause (
@@ -99,7 +121,9 @@ create table pause (
     until     integer,
     reason    text    not null,
     actor     text    not null,
-    paused_at integer not null
+    paused_at integer not null,
+    check (queue < x''),
+    check (until < '')
 );
 
 create table audit (
