@@ -22,6 +22,7 @@ from packhorse.errors import (
 from packhorse.events import Event, EventKind
 from packhorse.handle import JobHandle
 from packhorse.job import Attempt, Failure, FailureKind, Job, JobState
+from packhorse.limits import debounce, limit, throttle, unique
 from packhorse.masking import Secret
 from packhorse.middleware import Draft, Middleware
 from packhorse.reporters import ErrorReport
@@ -88,6 +89,10 @@ __all__ = [
     "as_completed",
     "await_jobs",
     "current_context",
+    "debounce",
     "gather",
+    "limit",
+    "throttle",
+    "unique",
     "wait_jobs",
 ]

@@ -15,8 +15,9 @@ from packhorse.clock import length, to_microseconds
 from packhorse.errors import ConfigError, JobNotFound, PayloadError
 from packhorse.ids import from_text, to_text
 from packhorse.job import JobState, StoredJob, Token, storable
+from packhorse.limits import PERMITS_CAP
 from packhorse.queues import check_name
-from packhorse.stores.contract import Act, Change, Moved, Order, OrderKind, Selection
+from packhorse.stores.contract import Act, Change, Moved, Order, OrderKind, Paused, Selection
 from packhorse.task import Options
 
 if TYPE_CHECKING:
@@ -143,14 +144,44 @@ class Control:
         actor: str | None = None,
     ) -> None:
         """No job of the queue is claimed until it is resumed, or until that time."""
-        check_name(queue, "queue name")
+        self._pause(check_name(queue, "queue name"), until, reason, actor, Paused.QUEUE)
+
+    def _pause(
+        self,
+        name: str,
+        until: datetime | timedelta | float | None,
+        reason: str,
+        actor: str | None,
+        kind: Paused,
+    ) -> None:
         reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)
         if isinstance(until, datetime):
             if until.tzinfo is None:
                 raise ConfigError(f"until={until} has no time zone. Use an aware datetime, or a timedelta.")
-            return self._app.store.pause(queue, to_microseconds(until), actor, reason)
+            return self._app.store.pause(name, to_microseconds(until), actor, reason, kind=kind)
         lasting = None if until is None else length(until)
-        return self._app.store.pause(queue, None, actor, reason, length=lasting)
+        return self._app.store.pause(name, None, actor, reason, length=lasting, kind=kind)
+
+    def pause_task(
+        self,
+        task: str,
+        *,
+        until: datetime | timedelta | float | None = None,
+        reason: str = "",
+        actor: str | None = None,
+    ) -> None:
+        """No job of the task begins until it is resumed, or until that time; they wait."""
+        self._pause(check_name(task, "task name"), until, reason, actor, Paused.TASK)
+
+    def resume_task(self, task: str, *, reason: str = "", actor: str | None = None) -> bool:
+        reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)
+        return self._app.store.resume(check_name(task, "task name"), actor, reason, kind=Paused.TASK)
+
+    def set_limit(self, key: str, to: int | None, *, reason: str = "", actor: str | None = None) -> None:
+        """From now on admit `to` jobs of a limit key ("group/value"), whatever the task says; None takes that back."""
+        if to is not None and (isinstance(to, bool) or not isinstance(to, int) or not 0 <= to <= PERMITS_CAP):
+            raise ConfigError(f"to must be a whole number from 0 to {PERMITS_CAP:,}, or None, not {to!r}.")
+        self._app.store.set_limit(key, to, storable(actor or _me(), TEXT_CAP), storable(reason, TEXT_CAP))
 
     def resume(self, queue: str, *, reason: str = "", actor: str | None = None) -> bool:
         reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)

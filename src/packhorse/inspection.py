@@ -17,7 +17,7 @@ from packhorse.ids import from_text
 from packhorse.job import Job, JobState, StoredJob
 from packhorse.masking import MASK, masked
 from packhorse.seals import OpenedJob
-from packhorse.stores.contract import Audit, ProcessView, QueueCounts, Selection
+from packhorse.stores.contract import Audit, LimitView, Pause, ProcessView, QueueCounts, Selection
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
@@ -38,6 +38,16 @@ class Inspection:
 
     def queues(self) -> list[QueueCounts]:
         return self._app.store.queues()
+
+    def pauses(self) -> list[Pause]:
+        return self._app.store.pauses()
+
+    def limits(self) -> Iterator[LimitView]:
+        """Every limit key that has holders, waiting jobs or a number set by hand."""
+        after = ""
+        while found := self._app.store.limits(after):
+            yield from found
+            after = found[-1].key
 
     def processes(self) -> list[ProcessView]:
         return self._app.store.processes()

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from packhorse.errors import PayloadError
+from packhorse.limits import FREE, Terms
 
 
 class JobState(StrEnum):
@@ -133,6 +134,7 @@ class NewJob(NamedTuple):
     lifetime: int | None = None
     share: str | None = None
     tags: tuple[str, ...] = ()
+    terms: Terms = FREE
 
 
 class Claim(NamedTuple):

@@ -17,6 +17,7 @@ from packhorse.context import Context, entered, in_place, performing
 from packhorse.errors import ConfigError, PayloadError
 from packhorse.ids import new_id
 from packhorse.job import JobState, NewJob
+from packhorse.limits import FREE, Limit, Rules, Terms, Unique, make_rules
 from packhorse.outcome import FOREVER
 from packhorse.queues import check_name
 from packhorse.retry import Backoff, RetryPolicy, make_policy
@@ -87,6 +88,8 @@ class Declared(TypedDict, total=False):
     keep_failed: timedelta | float | None
     keep_cancelled: timedelta | float | None
     codec: ForeignCodec | None
+    limit: Limit | Sequence[Limit] | None
+    unique: Unique | bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +142,7 @@ class Call(Generic[R_co]):
 
     task: BaseTask[..., R_co]
     encoded: Encoded = field(repr=False)  # secrets too, as they travel
+    terms: Terms = field(default=FREE, repr=False)
 
     def new_job(self) -> NewJob:
         task = self.task
@@ -167,7 +171,9 @@ class Call(Generic[R_co]):
         )
         priority = app.stored_priority(options.priority)
         queue, share, tags = options.queue_name, options.share, options.tags
-        return NewJob(id, task.name, payload, queue, priority, run_at, delay, expires_at, lifetime, share, tags)
+        return NewJob(
+            id, task.name, payload, queue, priority, run_at, delay, expires_at, lifetime, share, tags, self.terms
+        )
 
 
 def _pack_foreign(encoded: Encoded, codec: Codec, metadata: Mapping[str, Any]) -> Encoded:
@@ -211,6 +217,7 @@ class BaseTask(Generic[P, R_co]):
         stored: Stored,
         takes_context: bool,
         aliases: tuple[str, ...],
+        rules: Rules,
     ) -> None:
         self.app = app
         self.function = function
@@ -221,6 +228,7 @@ class BaseTask(Generic[P, R_co]):
         self.stored = stored
         self.takes_context = takes_context
         self.aliases = aliases
+        self.rules = rules
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self._signature = _signature(function, takes_context)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -244,12 +252,30 @@ class BaseTask(Generic[P, R_co]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """The task with arguments, to be enqueued later or with others."""
         self.check_call(args, kwargs)
+        terms = self._terms(args, kwargs) if self.rules else FREE
         if self.stored.codec is not None:
-            return Call(self, Encoded(self.stored.codec.encode((args, kwargs)), typed=False))
+            return Call(self, Encoded(self.stored.codec.encode((args, kwargs)), typed=False), terms)
         if self.shapes is not None:
             dumped_args, dumped_kwargs = self.shapes.dump_arguments(args, kwargs)
-            return Call(self, self.app.codec.encode_arguments(dumped_args, dumped_kwargs, self.parameter_names))
-        return Call(self, self.app.codec.encode_arguments(args, kwargs, self.parameter_names))
+            return Call(self, self.app.codec.encode_arguments(dumped_args, dumped_kwargs, self.parameter_names), terms)
+        return Call(self, self.app.codec.encode_arguments(args, kwargs, self.parameter_names), terms)
+
+    def _terms(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
+        """The keys of one job. Defaults count like what is passed, by place or by name."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        return self.rules.terms(self.name, arguments, lambda chosen: self._encoded_key(bound, chosen))
+
+    def _encoded_key(self, bound: inspect.BoundArguments, chosen: Mapping[str, Any]) -> bytes:
+        args, kwargs = bound.args, bound.kwargs
+        if self.shapes is not None:
+            args, kwargs = self.shapes.dump_arguments(args, kwargs)
+        plain = self._signature.bind(*args, **kwargs).arguments
+        try:
+            return self.app.codec.encode_result({name: plain.get(name) for name in chosen}).body
+        except PayloadError as error:
+            raise PayloadError(f"These arguments cannot be compared, so give unique a key. {error}") from None
 
     def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         # Whether arguments fit depends on their number and names alone, so each combination is tried once.
@@ -381,8 +407,11 @@ def make_task(
     for alias in aliases:
         check_name(alias, "alias")
     stored = _make_stored(app, declared)
+    rules = make_rules(
+        declared.pop("limit", None), declared.pop("unique", None), _signature(function, takes_context).parameters
+    )
     kind = CoroutineTask if inspect.iscoroutinefunction(function) else Task
-    return kind(app, function, name, Options(**declared), policy, lost, stored, takes_context, aliases)
+    return kind(app, function, name, Options(**declared), policy, lost, stored, takes_context, aliases, rules)
 
 
 def _make_stored(app: Packhorse, declared: dict[str, Any]) -> Stored:

@@ -347,7 +347,11 @@ def test_the_cipher_too_knows_whose_text_it_is():
     body = sealed[22 + 4 :]
     bound = prefix + b"\0\0\0\4mine" + b"head"
     assert envelopes._decrypt(key, Purpose.JOB, bound, body) == b"body"
-    for wrong in (prefix + b"\0\0\0\5yours" + b"head", prefix + b"\0\0\0\4mine" + b"tail", b"\1" + prefix[1:] + b"\0\0\0\4minehea"):
+    for wrong in (
+        prefix + b"\0\0\0\5yours" + b"head",
+        prefix + b"\0\0\0\4mine" + b"tail",
+        b"\1" + prefix[1:] + b"\0\0\0\4minehea",
+    ):
         with pytest.raises(PayloadError, match="cannot be decrypted"):
             envelopes._decrypt(key, Purpose.JOB, wrong, body)
     with pytest.raises(PayloadError, match="cannot be decrypted"):

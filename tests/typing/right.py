@@ -33,6 +33,8 @@ from packhorse import (
     await_jobs,
     current_context,
     gather,
+    limit,
+    unique,
     wait_jobs,
 )
 
@@ -191,6 +193,15 @@ app.use(Tracing())
 @app.subscribe("failed", "lost")
 def alarm(event: Event) -> None:
     assert_type(event.failure, Failure | None)
+
+
+# What may run now.
+@app.task(limit=limit("{account}", to=3), unique=unique(arguments=["account"], until=timedelta(hours=1)))
+def serve(account: int) -> None: ...
+
+
+@app.task(limit=[limit(to=1, group="printer"), limit(lambda page: page)], unique=True)
+def print_page(page: int) -> None: ...
 
 
 # Waiting for many.

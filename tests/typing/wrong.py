@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from packhorse import Context, JobHandle, Middleware, Packhorse, Secret, gather
+from packhorse import Context, JobHandle, Middleware, Packhorse, Secret, gather, limit, unique
 
 app = Packhorse("shop", "memory://")
 
@@ -97,7 +97,7 @@ app.task(version="2")  # error
 app.task(keep_failed="90 days")  # error
 resize.using(metadata=["trace"])  # error
 app.use(Middleware)  # error
-app.subscribe(alarm)  # error
+app.subscribe(resize)  # error
 
 
 @app.subscribe("failed")  # error
@@ -106,3 +106,9 @@ def alarm(event: str) -> None: ...
 
 texts: list[int] = gather(resize.enqueue(1))  # error
 gather([resize.enqueue(1)])  # error
+
+# Limits and unique jobs are made by their functions.
+app.task(limit=5)  # error
+app.task(unique="user")  # error
+limit(to="3")  # error
+unique(on_conflict="wait")  # error

@@ -146,4 +146,4 @@ def queue_table(queues: list[QueueCounts]) -> Table:
 def pause_text(pause: Pause) -> str:
     end = f"until {moment(pause.until)}" if pause.until is not None else "until somebody resumes it"
     reason = f": {pause.reason}" if pause.reason else ""
-    return f"Queue {pause.queue} is paused {end}, by {pause.actor}{reason}"
+    return f"Queue {pause.name} is paused {end}, by {pause.actor}{reason}"

@@ -15,6 +15,7 @@ from packhorse.queues import Selected
 
 EXCHANGE_JOBS = 1_000
 EXCHANGE_BYTES = 1 << 20
+ADMIT_AT_ONCE = 1_000
 RESULT_PRUNED = "it was kept for its time, and the job longer"
 
 
@@ -153,12 +154,20 @@ class Moved(NamedTuple):
     after: bytes | None = None
 
 
+class Paused(StrEnum):
+    """What a pause holds back."""
+
+    QUEUE = "queue"
+    TASK = "task"
+
+
 @dataclass(frozen=True, slots=True)
 class Pause:
-    queue: str
+    name: str
     until: datetime | None
     reason: str
     actor: str
+    kind: Paused = Paused.QUEUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +212,16 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class LimitView:
+    """A limit key as others see it. `to` is the number set at run time, None where each job brings its own."""
+
+    key: str
+    to: int | None
+    holders: int
+    waiting: int
+
+
 class Audit(NamedTuple):
     at: int
     actor: str
@@ -241,7 +260,11 @@ class Store(ABC):
 
     @abstractmethod
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
-        """Write all or none. An id that is already known is left as it is. Answers the ids that stand for them."""
+        """Write all or none. An id that is already known is left as it is. Answers the ids that stand for them.
+
+        A job whose unique key is taken comes to stand for the earlier one, or takes its place, as its terms say. One
+        with limits is `waiting` until `promote` or `exchange` admits it: the caller's transaction decides nothing.
+        """
 
     @abstractmethod
     def exchange(
@@ -291,7 +314,10 @@ class Store(ABC):
 
     @abstractmethod
     def promote(self, limit: int) -> Promoted:
-        """Make due jobs ready; their order key is the moment they were due."""
+        """Make due jobs ready, or let them wait for a permit; their order key is the moment they were due.
+
+        Then admit what waits and finds its permits free, by priority and age.
+        """
 
     @abstractmethod
     def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
@@ -324,11 +350,24 @@ class Store(ABC):
         """Another payload for a job that failed or was cancelled; False where it is in no such state."""
 
     @abstractmethod
-    def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
-        """Claim nothing of the queue until a moment, for a length from the store's now, or until it is resumed."""
+    def pause(
+        self,
+        name: str,
+        until: int | None,
+        actor: str,
+        reason: str,
+        *,
+        length: int | None = None,
+        kind: Paused = Paused.QUEUE,
+    ) -> None:
+        """Claim nothing of the queue or task until a moment, for a length from the store's now, or until resumed."""
 
     @abstractmethod
-    def resume(self, queue: str, actor: str, reason: str) -> bool: ...
+    def resume(self, name: str, actor: str, reason: str, *, kind: Paused = Paused.QUEUE) -> bool: ...
+
+    @abstractmethod
+    def set_limit(self, key: str, to: int | None, actor: str, reason: str) -> None:
+        """From now on admit `to` jobs of the key, whatever they bring along; None takes that back."""
 
     # Looking.
 
@@ -346,6 +385,14 @@ class Store(ABC):
 
     @abstractmethod
     def queues(self) -> list[QueueCounts]: ...
+
+    @abstractmethod
+    def pauses(self) -> list[Pause]:
+        """Those that have not ended, by kind and name."""
+
+    @abstractmethod
+    def limits(self, after: str = "", limit: int = 100) -> list[LimitView]:
+        """The keys that have holders, waiting jobs or a number set at run time, in their order, behind `after`."""
 
     @abstractmethod
     def processes(self) -> list[ProcessView]: ...

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import count
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
 from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, NewJob, StoredAttempt, StoredJob, Token
+from packhorse.limits import Claimed, Conflict, Hold, UniqueConflict
 from packhorse.outcome import Outcome, heed, release
 from packhorse.queues import Selected
 from packhorse.signing import generate_secret
 from packhorse.stores.contract import (
+    ADMIT_AT_ONCE,
     RESULT_PRUNED,
     Act,
     Audit,
@@ -21,11 +25,13 @@ from packhorse.stores.contract import (
     Change,
     Entry,
     Exchanged,
+    LimitView,
     Moved,
     Order,
     OrderKind,
     Orphan,
     Pause,
+    Paused,
     ProcessInfo,
     ProcessView,
     Promoted,
@@ -48,6 +54,7 @@ class _Job:
     order_key: int
     run_at: int | None
     expires_at: int | None
+    waits_on: str = ""
     epoch: int = 0
     attempts: int = 0
     losses: int = 0
@@ -67,6 +74,11 @@ class _Job:
     @property
     def order(self) -> tuple[int, int, bytes]:
         return (-self.priority, self.order_key, self.new.id)
+
+    @property
+    def due(self) -> JobState:
+        """Where it stands once its time has come: it may have to wait for a permit."""
+        return JobState.WAITING if self.new.terms.holds else JobState.READY
 
 
 @dataclass
@@ -89,7 +101,11 @@ class MemoryStore(Store):
         self.clock = clock or SystemClock()
         self._jobs: dict[bytes, _Job] = {}
         self._processes: dict[bytes, _Process] = {}
-        self._pauses: dict[str, Pause] = {}
+        self._pauses: dict[tuple[Paused, str], Pause] = {}
+        self._permits: dict[str, dict[int, bytes]] = {}  # for each key its numbers, and who has them
+        self._caps: dict[str, tuple[bytes, int]] = {}
+        self._set_limits: dict[str, int] = {}
+        self._unique: dict[str, tuple[bytes, int | None]] = {}  # who has a key, and when it lapses by itself
         self._audit: list[Audit] = []
         self._changed = threading.Condition(threading.RLock())
         self._changes = 0
@@ -100,25 +116,52 @@ class MemoryStore(Store):
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
         with self._changed:
             now = self.clock.now()
-            fresh: dict[bytes, _Job] = {}
-            for new in jobs:
-                if new.id in self._jobs or new.id in fresh:
-                    continue
-                run_at = now + new.delay if new.delay is not None else new.run_at
-                due = run_at is None or run_at <= now
-                fresh[new.id] = _Job(
-                    new,
-                    created_at=now,
-                    state=JobState.READY if due else JobState.SCHEDULED,
-                    queue=new.queue,
-                    priority=new.priority,
-                    order_key=now if run_at is None or due else run_at,
-                    run_at=run_at,
-                    expires_at=now + new.lifetime if new.lifetime is not None else new.expires_at,
+            times = [
+                (
+                    now + new.delay if new.delay is not None else new.run_at,
+                    now + new.lifetime if new.lifetime is not None else new.expires_at,
                 )
-            self._jobs |= fresh
+                for new in jobs
+            ]
+            ids = [self._insert(new, *its_times, now) for new, its_times in zip(jobs, times, strict=True)]
             self._notify()
-            return [new.id for new in jobs]
+            return ids
+
+    def _insert(self, new: NewJob, run_at: int | None, expires_at: int | None, now: int) -> bytes:
+        if new.id in self._jobs:
+            return new.id
+        if new.terms.unique is not None and (earlier := self._give_way(new.terms.unique, run_at, now)) is not None:
+            return earlier
+        job = _Job(new, now, JobState.SCHEDULED, new.queue, new.priority, now, run_at, expires_at)
+        self._schedule(job, run_at, now)
+        self._jobs[new.id] = job
+        if (unique := new.terms.unique) is not None:
+            self._unique[unique.key] = (new.id, None if unique.lasting is None else now + unique.lasting)
+        return new.id
+
+    def _schedule(self, job: _Job, run_at: int | None, now: int) -> None:
+        job.run_at = run_at
+        due = run_at is None or run_at <= now
+        job.order_key = now if run_at is None or due else run_at
+        job.state = job.due if due else JobState.SCHEDULED
+
+    def _give_way(self, unique: Claimed, run_at: int | None, now: int) -> bytes | None:
+        """The job that holds the key and stays; None where there is none, or it has given way."""
+        id, lapses_at = self._unique.get(unique.key, (b"", None))
+        if not id or (lapses_at is not None and lapses_at <= now):
+            return None
+        holder = self._jobs.get(id)
+        if holder is None or holder.state.finished or holder.state is JobState.RUNNING:
+            return id
+        match unique.conflict:
+            case UniqueConflict.RESCHEDULE:
+                self._free_permits(holder)
+                self._schedule(holder, run_at, now)
+                holder.epoch += 1
+            case UniqueConflict.REPLACE:
+                self._cancel(holder, "replaced", now)
+                return None
+        return id
 
     def exchange(
         self,
@@ -135,6 +178,8 @@ class MemoryStore(Store):
             now = self.clock.now()
             alive = self._alive(process)
             refused = [outcome.token for outcome in outcomes if not self._finish(outcome, now)]
+            if outcomes or started or limit:
+                self._admit(now)
             for token in started:
                 if (job := self._held_under(token)) is not None and job.started_at is None:
                     job.started_at = now
@@ -188,7 +233,10 @@ class MemoryStore(Store):
         job.strays += outcome.strayed
         job.token = job.asked = job.claimed_at = job.started_at = None
         job.state = outcome.state
+        if outcome.state is not JobState.READY:
+            self._free_permits(job)
         if outcome.state.finished:
+            self._free_unique(job)
             if outcome.keep == 0:
                 del self._jobs[job.new.id]
             job.outcome = outcome
@@ -201,8 +249,68 @@ class MemoryStore(Store):
         elif outcome.state is JobState.SCHEDULED:
             job.run_at = job.order_key = now + outcome.delay
             if outcome.delay <= 0:
-                job.state = JobState.READY
+                job.state = job.due
         return True
+
+    # Permits and unique keys.
+
+    def _admit(self, now: int, limit: int = ADMIT_AT_ONCE) -> int:
+        """Waiting jobs that find all their permits free become ready, by priority and age; how many."""
+        admitted = 0
+        for job in self._jobs.values():
+            if job.state is JobState.WAITING and not job.waits_on.startswith("task:"):
+                for hold in job.new.terms.holds:
+                    self._caps[hold.key] = max(self._caps.get(hold.key, (b"", 0)), (job.new.id, hold.to))
+        for job in sorted(
+            (job for job in self._jobs.values() if job.state is JobState.WAITING), key=lambda it: it.order
+        ):
+            if job.waits_on.startswith("task:") or admitted == limit:
+                continue
+            full = next((hold for hold in job.new.terms.holds if not self._has_room(hold)), None)
+            if full is None:
+                self._give_permits(job)
+                job.state, job.waits_on = JobState.READY, ""
+                admitted += 1
+            elif full.conflict is Conflict.DISCARD:
+                self._cancel(job, f"discarded: {full.key} was taken", now)
+            elif full.conflict is Conflict.REPLACE:
+                line = [other for other in self._jobs.values() if other.waits_on == full.key and other is not job]
+                rivals = [other for other in line if full.conflict in (hold.conflict for hold in other.new.terms.holds)]
+                *older, _ = sorted([*rivals, job], key=lambda it: (it.created_at, it.new.id))
+                for other in older:
+                    self._cancel(other, "replaced", now)
+            if job.state is JobState.WAITING and full is not None:
+                job.waits_on = full.key
+        return admitted
+
+    def _has_room(self, hold: Hold) -> bool:
+        """By the number set at run time, else by that of the newest job that came with one."""
+        return len(self._permits.get(hold.key, ())) < self._set_limits.get(hold.key, self._caps[hold.key][1])
+
+    def _give_permits(self, job: _Job) -> None:
+        for hold in job.new.terms.holds:
+            taken = self._permits.setdefault(hold.key, {})
+            taken[next(n for n in count(1) if n not in taken)] = job.new.id
+
+    def _free_permits(self, job: _Job) -> None:
+        for hold in job.new.terms.holds:
+            taken = self._permits.get(hold.key, {})
+            for n in [n for n, id in taken.items() if id == job.new.id]:
+                del taken[n]
+        job.waits_on = ""
+
+    def _free_unique(self, job: _Job) -> None:
+        unique = job.new.terms.unique
+        if unique is not None and unique.lasting is None and self._unique.get(unique.key, (b"", None))[0] == job.new.id:
+            del self._unique[unique.key]
+
+    def _cancel(self, job: _Job, reason: str, now: int) -> None:
+        self._free_permits(job)
+        self._free_unique(job)
+        job.state = JobState.CANCELLED
+        job.finished_at = now
+        job.outcome = Outcome(Token(b"", 0, job.new.id, job.epoch), JobState.CANCELLED, reason=reason)
+        job.epoch += 1
 
     def _pick(self, queues: Selected, limit: int, now: int) -> list[_Job]:
         picked: list[_Job] = []
@@ -210,10 +318,32 @@ class MemoryStore(Store):
         for entry in queues:
             names = {job.queue for job in self._jobs.values() if entry.matches(job.queue)} - seen
             seen |= names
-            names -= {name for name in names if self._paused(name, now)}
+            names -= {name for name in names if self._paused(Paused.QUEUE, name, now)}
             ready = [job for job in self._jobs.values() if job.state is JobState.READY and job.queue in names]
-            picked += sorted(ready, key=lambda job: job.order)
-        return picked[:limit]
+            for job in sorted(ready, key=lambda job: job.order):
+                if len(picked) < limit and not self._park(job, now):
+                    picked.append(job)
+        return picked
+
+    def _park(self, job: _Job, now: int) -> bool:
+        """Whether its task is paused: then it goes and waits for the end of that."""
+        if not self._paused(Paused.TASK, job.new.task, now):
+            return False
+        self._free_permits(job)
+        job.state, job.waits_on = JobState.WAITING, f"task:{job.new.task}"
+        return True
+
+    def _unpark(self, task: str) -> None:
+        for job in self._jobs.values():
+            if job.state is JobState.WAITING and job.waits_on == f"task:{task}":
+                job.state, job.waits_on = job.due, ""
+
+    def _end_pauses(self, now: int) -> None:
+        for (kind, name), _ in list(self._pauses.items()):
+            if not self._paused(kind, name, now):
+                del self._pauses[kind, name]
+                if kind is Paused.TASK:
+                    self._unpark(name)
 
     def _claim(self, job: _Job, process: bytes, nonce: int, now: int) -> Claim:
         job.state = JobState.RUNNING
@@ -221,6 +351,8 @@ class MemoryStore(Store):
         job.token = Token(process, nonce, job.new.id, job.epoch)
         job.claimed_at = now
         job.started_at = None
+        if job.new.terms.unique is not None and job.new.terms.unique.until_start:
+            self._free_unique(job)
         return self._as_claim(job, job.token)
 
     def _as_claim(self, job: _Job, token: Token) -> Claim:
@@ -277,11 +409,13 @@ class MemoryStore(Store):
             scheduled.sort(key=lambda job: (job.order_key, job.new.id))
             due = [job for job in scheduled if job.order_key <= now][:limit]
             for job in due:
-                job.state = JobState.READY
-            if due:
+                job.state, job.waits_on = job.due, ""
+            self._end_pauses(now)
+            admitted = self._admit(now, limit) if limit > 0 else 0
+            if due or admitted:
                 self._notify()
             left = scheduled[len(due) :]
-            return Promoted(len(due), max(0, left[0].order_key - now) if left else None)
+            return Promoted(max(len(due), admitted), max(0, left[0].order_key - now) if left else None)
 
     def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
         with self._changed:
@@ -358,21 +492,21 @@ class MemoryStore(Store):
     def _move(self, job: _Job, change: Change, reason: str, now: int) -> bool:
         match change.act:
             case Act.CANCEL if not job.state.finished:
-                job.state = JobState.CANCELLED
-                job.finished_at = now
-                token = Token(b"", 0, job.new.id, job.epoch)
-                job.outcome = Outcome(token, JobState.CANCELLED, reason=reason or "cancelled")
+                self._cancel(job, reason or "cancelled", now)
+                return True
             case Act.RETRY if job.state in (JobState.FAILED, JobState.CANCELLED):
                 self._keep_last_failure(job)
-                job.state = JobState.READY
+                job.state = job.due
                 job.attempts = job.losses = job.strays = 0
                 job.order_key = now
                 job.outcome = job.finished_at = job.started_at = job.expires_at = None
                 job.prune_at = job.result_until = None
             case Act.RUN_NOW if job.state is JobState.SCHEDULED:
-                job.state = JobState.READY
+                job.state = job.due
                 job.order_key = now
             case Act.DISCARD:
+                self._free_permits(job)
+                self._free_unique(job)
                 del self._jobs[job.new.id]
             case Act.CHANGE if not job.state.finished:
                 job.queue = change.queue if change.queue is not None else job.queue
@@ -398,23 +532,43 @@ class MemoryStore(Store):
             job.new = job.new._replace(payload=payload)
             return True
 
-    def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
+    def pause(
+        self,
+        name: str,
+        until: int | None,
+        actor: str,
+        reason: str,
+        *,
+        length: int | None = None,
+        kind: Paused = Paused.QUEUE,
+    ) -> None:
         with self._changed:
             until = self.clock.now() + length if length is not None else until
             end = to_datetime(until) if until is not None else None
-            self._pauses[queue] = Pause(queue, end, reason, actor)
+            self._pauses[kind, name] = Pause(name, end, reason, actor, kind)
             self._audit.append(Audit(self.clock.now(), actor, "pause", reason, 0))
 
-    def resume(self, queue: str, actor: str, reason: str) -> bool:
+    def resume(self, name: str, actor: str, reason: str, *, kind: Paused = Paused.QUEUE) -> bool:
         with self._changed:
-            was_paused = self._pauses.pop(queue, None) is not None
+            was_paused = self._pauses.pop((kind, name), None) is not None
+            if kind is Paused.TASK:
+                self._unpark(name)
             self._audit.append(Audit(self.clock.now(), actor, "resume", reason, 0))
             self._notify()
             return was_paused
 
-    def _paused(self, queue: str, now: int) -> bool:
-        pause = self._pauses.get(queue)
+    def _paused(self, kind: Paused, name: str, now: int) -> bool:
+        pause = self._pauses.get((kind, name))
         return pause is not None and (pause.until is None or pause.until > to_datetime(now))
+
+    def set_limit(self, key: str, to: int | None, actor: str, reason: str) -> None:
+        with self._changed:
+            if to is None:
+                self._set_limits.pop(key, None)
+            else:
+                self._set_limits[key] = to
+            self._audit.append(Audit(self.clock.now(), actor, "set_limit", reason, 0))
+            self._notify()
 
     # Looking.
 
@@ -435,13 +589,25 @@ class MemoryStore(Store):
 
     def queues(self) -> list[QueueCounts]:
         with self._changed:
-            now = self.clock.now()
-            found = {name: QueueCounts(name) for name in self._pauses if self._paused(name, now)}
+            pauses = {pause.name: pause for pause in self.pauses() if pause.kind is Paused.QUEUE}
+            found = {name: QueueCounts(name) for name in pauses}
             for job in self._jobs.values():
                 counts = found.setdefault(job.queue, QueueCounts(job.queue)).counts
                 counts[job.state] = counts.get(job.state, 0) + 1
-            pauses = {name: pause for name, pause in self._pauses.items() if self._paused(name, now)}
             return [QueueCounts(name, found[name].counts, pauses.get(name)) for name in sorted(found)]
+
+    def pauses(self) -> list[Pause]:
+        with self._changed:
+            now = self.clock.now()
+            return [pause for (kind, name), pause in sorted(self._pauses.items()) if self._paused(kind, name, now)]
+
+    def limits(self, after: str = "", limit: int = 100) -> list[LimitView]:
+        with self._changed:
+            lines = (job.waits_on for job in self._jobs.values() if job.state is JobState.WAITING)
+            waiting = Counter(line for line in lines if "/" in line)
+            holders = {key: len(taken) for key, taken in self._permits.items() if taken}
+            keys = sorted(key for key in {*waiting, *holders, *self._set_limits} if key > after)[:limit]
+            return [LimitView(key, self._set_limits.get(key), holders.get(key, 0), waiting.get(key, 0)) for key in keys]
 
     def processes(self) -> list[ProcessView]:
         with self._changed:

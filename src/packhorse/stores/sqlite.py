@@ -18,8 +18,10 @@ from packhorse.ids import to_text
 from packhorse.job import JobState, NewJob, StoredJob, Token
 from packhorse.outcome import Outcome, release
 from packhorse.queues import Selected
+from packhorse.stores import sqlite_admission as admission
 from packhorse.stores import sqlite_exchange, sqlite_jobs
 from packhorse.stores.contract import (
+    ADMIT_AT_ONCE,
     RESULT_PRUNED,
     Act,
     Audit,
@@ -28,11 +30,13 @@ from packhorse.stores.contract import (
     Entry,
     Exchanged,
     Finding,
+    LimitView,
     Moved,
     Order,
     OrderKind,
     Orphan,
     Pause,
+    Paused,
     ProcessInfo,
     ProcessView,
     Promoted,
@@ -57,6 +61,11 @@ SMALL = 64  # outcomes in an exchange that may grow a little while others write
 WAL_WARNING_EVERY = 60.0
 HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
 ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
+PROMOTE = """
+    update job set state = case when limited then 2 else 3 end, waits_on = ''
+    where state = 1 and (order_key, id) <= (?, ?)
+"""
+ENDED_PAUSES = "select kind, name from pause where until <= ?"
 KEPT_BY_RULE = """
     select finished_at + ? as due, finished_at, id from job
     where state = ? and state > 4 and prune_at is null and finished_at <= ? order by finished_at, id limit ?
@@ -88,10 +97,10 @@ class SQLiteStore(Store):
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
         failpoint("insert.before_write")
         with self._transaction() as c:
-            sqlite_exchange.insert(c, jobs, self.clock.now())
+            ids = sqlite_exchange.insert(c, jobs, self.clock.now())
             failpoint("insert.before_commit")
         failpoint("insert.after_commit")
-        return [job.id for job in jobs]
+        return ids
 
     def exchange(
         self,
@@ -128,14 +137,16 @@ class SQLiteStore(Store):
         with self._transaction(patient=len(outcomes) < SMALL) as c:
             now = self.clock.now()
             alive = self._renew(c, process)
+            before = c.total_changes
             refused = sqlite_exchange.finish(c, outcomes, now) if outcomes else []
             for token in started:
                 c.execute(sqlite_exchange.STARTED, (now, *token))
             failpoint("exchange.between")
+            admission.admit(c, now, ADMIT_AT_ONCE)
             entries = []
             if alive and limit:
                 entries = sqlite_exchange.take(c, process, nonce, queues, limit, starting, now)
-            if not outcomes and not started and not entries:
+            if not outcomes and not started and not entries and c.total_changes == before:
                 c.execute("rollback")  # another worker was first; a renewed lease alone is not worth a commit
                 return Exchanged([], [], alive, now)
             failpoint("exchange.before_commit")
@@ -149,7 +160,7 @@ class SQLiteStore(Store):
         """A look without the write lock; None where there is something to claim."""
         with self._cursor() as c:
             now = self.clock.now()
-            if limit and any(sqlite_exchange.open_queues(c, queues, now)):
+            if limit and (admission.arrived(c) or any(sqlite_exchange.open_queues(c, queues, now))):
                 return None
             alive = c.execute(ALIVE, (process, self.clock.boot(), self.clock.ticks())).fetchone() is not None
             return Exchanged([], [], alive, now)
@@ -218,16 +229,25 @@ class SQLiteStore(Store):
         now = self.clock.now()
         with self._cursor() as c:
             first = c.execute(nth, (0,)).fetchone()
-        if first is None or first[0] > now or limit <= 0:
+            idle = limit <= 0 or not (admission.arrived(c) or c.execute(ENDED_PAUSES, (now,)).fetchone())
+        if idle and (first is None or first[0] > now or limit <= 0):
             return Promoted(0, None if first is None else max(0, first[0] - now))
         with self._transaction() as c:
             last = c.execute(nth, (limit - 1,)).fetchone()
             bound = last if last and last[0] <= now else (now + 1, b"")
-            jobs = c.execute("update job set state = 3 where state = 1 and (order_key, id) <= (?, ?)", bound).rowcount
+            jobs = c.execute(PROMOTE, bound).rowcount
+            self._end_pauses(c, now)
+            jobs = max(jobs, admission.admit(c, now, limit))
             following = c.execute(nth, (0,)).fetchone()
             failpoint("promote.before_commit")
         failpoint("promote.after_commit")
         return Promoted(jobs, None if following is None else max(0, following[0] - now))
+
+    def _end_pauses(self, c: sqlite3.Connection, now: int) -> None:
+        for kind, name in c.execute(ENDED_PAUSES, (now,)).fetchall():
+            c.execute("delete from pause where kind = ? and name = ?", (kind, name))
+            if kind == Paused.TASK:
+                admission.unpark(c, name)
 
     def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
         owners = "select distinct process from job where state = 4"
@@ -266,6 +286,7 @@ class SQLiteStore(Store):
         with self._transaction() as c:
             ids = self._prunable(c, retention, limit)
             sqlite_exchange.delete(c, ids)
+            c.execute("delete from unique_key where lapses_at <= ?", (self.clock.now(),))
             results = c.execute(FORGET_RESULTS, (RESULT_PRUNED, self.clock.now(), limit)).rowcount
             failpoint("prune.before_commit")
         failpoint("prune.after_commit")
@@ -320,8 +341,7 @@ class SQLiteStore(Store):
                 asked = len(running)
             ids = [id for id, state in rows if state in sqlite_jobs.MOVABLE[change.act]]
             sqlite_jobs.move(c, ids, change, reason, now)
-            audit = (now, actor, change.act, reason, len(ids) + asked)
-            c.execute("insert into audit (at, actor, act, reason, jobs) values (?, ?, ?, ?, ?)", audit)
+            self._audit(c, now, actor, change.act, reason, len(ids) + asked)
             failpoint("move.before_commit")
         failpoint("move.after_commit")
         return Moved(len(ids), asked, rows[-1][0] if len(rows) == limit else None)
@@ -333,27 +353,46 @@ class SQLiteStore(Store):
         failpoint("move.after_commit")
         return changed == 1
 
-    def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:
+    def pause(
+        self,
+        name: str,
+        until: int | None,
+        actor: str,
+        reason: str,
+        *,
+        length: int | None = None,
+        kind: Paused = Paused.QUEUE,
+    ) -> None:
         with self._transaction() as c:
             now = self.clock.now()
             until = now + length if length is not None else until
-            columns = "(queue, until, reason, actor, paused_at)"
-            row = (queue, until, reason, actor, now)
-            c.execute(f"insert or replace into pause {columns} values (?, ?, ?, ?, ?)", row)
-            c.execute(
-                "insert into audit (at, actor, act, reason, jobs) values (?, ?, 'pause', ?, 0)", (now, actor, reason)
-            )
+            columns = "(kind, name, until, reason, actor, paused_at)"
+            row = (kind, name, until, reason, actor, now)
+            c.execute(f"insert or replace into pause {columns} values (?, ?, ?, ?, ?, ?)", row)
+            self._audit(c, now, actor, "pause", reason)
             failpoint("pause.before_commit")
         failpoint("pause.after_commit")
 
-    def resume(self, queue: str, actor: str, reason: str) -> bool:
+    def resume(self, name: str, actor: str, reason: str, *, kind: Paused = Paused.QUEUE) -> bool:
         with self._transaction() as c:
-            was_paused = c.execute("delete from pause where queue = ?", (queue,)).rowcount == 1
-            audit = (self.clock.now(), actor, reason)
-            c.execute("insert into audit (at, actor, act, reason, jobs) values (?, ?, 'resume', ?, 0)", audit)
+            was_paused = c.execute("delete from pause where kind = ? and name = ?", (kind, name)).rowcount == 1
+            if kind is Paused.TASK:
+                admission.unpark(c, name)
+            self._audit(c, self.clock.now(), actor, "resume", reason)
             failpoint("pause.before_commit")
         failpoint("pause.after_commit")
         return was_paused
+
+    def set_limit(self, key: str, to: int | None, actor: str, reason: str) -> None:
+        with self._transaction() as c:
+            admission.set_limit(c, key, to)
+            self._audit(c, self.clock.now(), actor, "set_limit", reason)
+            failpoint("move.before_commit")
+        failpoint("move.after_commit")
+
+    def _audit(self, c: sqlite3.Connection, now: int, actor: str, act: str, reason: str, jobs: int = 0) -> None:
+        row = (now, actor, act, reason, jobs)
+        c.execute("insert into audit (at, actor, act, reason, jobs) values (?, ?, ?, ?, ?)", row)
 
     # Looking.
 
@@ -382,16 +421,27 @@ class SQLiteStore(Store):
     def queues(self) -> list[QueueCounts]:
         with self._cursor() as c:
             rows = c.execute("select cast(queue as text), state, count(*) from job group by 1, 2").fetchall()
-            pauses = c.execute(
-                "select queue, until, reason, actor from pause where until is null or until > ?", (self.clock.now(),)
-            ).fetchall()
-        paused = {
-            queue: Pause(queue, sqlite_jobs.moment(until), reason, actor) for queue, until, reason, actor in pauses
-        }
+        paused = {pause.name: pause for pause in self.pauses() if pause.kind is Paused.QUEUE}
         counts: dict[str, dict[JobState, int]] = {queue: {} for queue in paused}
         for queue, state, number in rows:
             counts.setdefault(queue, {})[sqlite_jobs.state_of(state)] = number
         return [QueueCounts(queue, counts[queue], paused.get(queue)) for queue in sorted(counts)]
+
+    def pauses(self) -> list[Pause]:
+        with self._cursor() as c:
+            rows = c.execute(
+                "select kind, name, until, reason, actor from pause where until is null or until > ? "
+                "order by kind, name",
+                (self.clock.now(),),
+            ).fetchall()
+        return [
+            Pause(name, sqlite_jobs.moment(until), reason, actor, Paused(kind))
+            for kind, name, until, reason, actor in rows
+        ]
+
+    def limits(self, after: str = "", limit: int = 100) -> list[LimitView]:
+        with self._cursor() as c:
+            return admission.limits(c, after, limit)
 
     def processes(self) -> list[ProcessView]:
         with self._cursor() as c:

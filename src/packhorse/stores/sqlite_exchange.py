@@ -15,8 +15,10 @@ from typing import Any
 
 from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, NewJob, Token
+from packhorse.limits import UniqueConflict
 from packhorse.outcome import Outcome, heed
 from packhorse.queues import Selected
+from packhorse.stores import sqlite_admission as admission
 
 log = logging.getLogger("packhorse.store")
 
@@ -24,12 +26,14 @@ STATES = list(JobState)
 CODE = {state: number for number, state in enumerate(STATES, 1)}
 SCHEDULED, WAITING, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED = range(1, 8)
 LAST_KEY = (1_000, 0, b"")  # behind every job of a queue
-WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry")
+WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry", "hold")
 UNION_TERMS = 400  # SQLite takes at most 500 in one statement
 
 BY_ID = "n = (select n from payload where payload.id = ?)"
 INSERT_PAYLOAD = "insert into payload (n, id, task, body, created_at, tags) values {values} on conflict (id) do nothing"
-INSERT_JOB = "insert into job (n, id, state, queue, rank, order_key, run_at, expires_at, share) values {values}"
+INSERT_JOB = """
+    insert into job (n, id, state, queue, rank, order_key, run_at, expires_at, share, limited) values {values}
+"""
 # Most jobs end well, and their statement carries five values a row where the other needs thirteen.
 # Both texts must begin with their verb: for `with … update` Python's sqlite3 counts no rows.
 # `+ 0` makes a number of whatever somebody put there, so that no constraint stops the jobs of the same batch.
@@ -51,7 +55,8 @@ SUCCEED = """
 """
 FINISH = """
     update job indexed by job_held set
-        state       = ended.state,
+        state       = case when ended.state = 3 and ended.order_key is not null and limited then 2 else ended.state end,
+        waits_on    = '',
         attempts    = attempts + ended.spent,
         losses      = losses + ended.lost,
         order_key   = coalesce(ended.order_key, job.order_key + 0),
@@ -117,7 +122,35 @@ CLAIMED = (
 )
 
 
-def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
+def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[bytes]:
+    """The ids that stand for them."""
+    if not any(job.terms.unique for job in jobs):
+        _insert(c, jobs, now)
+        return [job.id for job in jobs]
+    ids: list[bytes] = []
+    pending: list[NewJob] = []
+    for job in jobs:
+        stands = job.id
+        if (unique := job.terms.unique) is not None and not _known(c, job.id):
+            if unique.conflict is not UniqueConflict.KEEP and pending:
+                _insert(c, pending, now)  # the one to give way may be among them
+                pending = []
+            run_at = now + job.delay if job.delay is not None else job.run_at
+            stands = admission.give_way(c, unique, run_at, now) or job.id
+            if stands == job.id:
+                admission.take_unique(c, unique, job.id, now)
+        if stands == job.id:
+            pending.append(job)
+        ids.append(stands)
+    _insert(c, pending, now)
+    return ids
+
+
+def _known(c: sqlite3.Connection, id: bytes) -> bool:
+    return c.execute("select 1 from payload where id = ?", (id,)).fetchone() is not None
+
+
+def _insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
     """An insert may be repeated, in part too: what is there already stays as it is."""
     (first,) = c.execute("select coalesce(max(n), 0) + 1 from job").fetchone()
     numbered = list(enumerate(jobs, first))
@@ -127,6 +160,7 @@ def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
     batched(c, INSERT_JOB, [_narrow_row(n, job, now) for n, job in numbered])
     if tags := [(name, job.id) for _, job in numbered for name in job.tags]:
         c.executemany("insert into tag (name, id) values (?, ?) on conflict do nothing", tags)
+    admission.write_holds(c, (job for _, job in numbered))
 
 
 def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list[Token]:
@@ -140,6 +174,8 @@ def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list
         outcomes, refused = _fenced(c, outcomes)
         _write(c, outcomes, now)
     c.execute("release finishing")
+    admission.free(c, [outcome.token.id for outcome in outcomes if outcome.state is not JobState.READY])
+    admission.free_unique(c, [outcome.token.id for outcome in outcomes if outcome.state.finished])
     if dropped := [outcome.token.id for outcome in outcomes if outcome.keep == 0 and outcome.state.finished]:
         delete(c, dropped)
         outcomes = [outcome for outcome in outcomes if outcome.keep != 0 or not outcome.state.finished]
@@ -187,7 +223,14 @@ def take(
 ) -> list[list[str]]:
     """Claim the first `limit` ready jobs; the queues that served, one list for each entry."""
     served = []
+    paused = _paused(c, "task", now)
     for names in open_queues(c, queues, now):
+        if paused:
+            limit = _take_unpaused(c, process, nonce, names, limit, starting, now, paused)
+            served.append(names)
+            if limit <= 0:
+                break
+            continue
         last = _nth_ready(c, names, limit)
         begins = _nth_ready(c, names, starting) if starting else (-1_000, 0, b"")
         taken = sum(c.execute(CLAIM, (process, nonce, now, *begins, now, queue, *last)).rowcount for queue in names)
@@ -196,12 +239,39 @@ def take(
         starting = max(0, starting - taken)
         if limit <= 0:
             break
+    admission.free_started(c, process, nonce)
     return served
+
+
+def _take_unpaused(
+    c: sqlite3.Connection,
+    process: bytes,
+    nonce: int,
+    names: list[str],
+    limit: int,
+    starting: int,
+    now: int,
+    paused: Sequence[str],
+) -> int:
+    """Claim, send jobs of paused tasks away to wait, claim as many more; what is left of the limit."""
+    begins = (-1_000, 0, b"")  # which of them begin shows only later, so they are said to have begun when they have
+    while limit > 0:
+        last = _nth_ready(c, names, limit)
+        taken = sum(c.execute(CLAIM, (process, nonce, now, *begins, now, queue, *last)).rowcount for queue in names)
+        limit -= taken - admission.park(c, process, nonce, paused)
+        if last == LAST_KEY:
+            break
+    return limit
+
+
+def _paused(c: sqlite3.Connection, kind: str, now: int) -> list[str]:
+    rows = c.execute("select name from pause where kind = ? and (until is null or until > ?)", (kind, now))
+    return [name for (name,) in rows]
 
 
 def open_queues(c: sqlite3.Connection, queues: Selected, now: int) -> Iterator[list[str]]:
     """For each entry, the queues that have ready jobs, are not paused and not served by an earlier entry."""
-    paused = {name for (name,) in c.execute("select queue from pause where until is null or until > ?", (now,))}
+    paused = set(_paused(c, "queue", now))
     seen: set[str] = set()
     for entry in queues:
         names = []
@@ -261,9 +331,11 @@ def _prepared(statement: str, size: int, width: int) -> str:
 def _narrow_row(n: int, job: NewJob, now: int) -> tuple[Any, ...]:
     run_at = now + job.delay if job.delay is not None else job.run_at
     expires_at = now + job.lifetime if job.lifetime is not None else job.expires_at
+    limited = bool(job.terms.holds)
     if run_at is None or run_at <= now:
-        return (n, job.id, READY, job.queue, -job.priority, now, run_at, expires_at, job.share)
-    return (n, job.id, SCHEDULED, job.queue, -job.priority, run_at, run_at, expires_at, job.share)
+        state = WAITING if limited else READY
+        return (n, job.id, state, job.queue, -job.priority, now, run_at, expires_at, job.share, limited)
+    return (n, job.id, SCHEDULED, job.queue, -job.priority, run_at, run_at, expires_at, job.share, limited)
 
 
 def _wide_row(n: int, job: NewJob, now: int) -> tuple[Any, ...]:

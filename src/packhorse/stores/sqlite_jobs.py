@@ -12,6 +12,7 @@ from packhorse.clock import to_datetime, to_microseconds
 from packhorse.errors import StoreError
 from packhorse.ids import to_text
 from packhorse.job import JobState, StoredAttempt
+from packhorse.stores import sqlite_admission as admission
 from packhorse.stores.contract import Act, Change, Selection
 from packhorse.stores.sqlite_exchange import (
     BY_ID,
@@ -44,6 +45,7 @@ INDEXES = (
     ({SUCCEEDED, FAILED, CANCELLED}, "job_to_prune", "state > 4"),
     ({RUNNING}, "job_held", "state = 4"),
     ({READY}, "job_to_claim", "state = 3"),
+    ({WAITING}, "job_waiting", "state = 2"),
     ({SCHEDULED}, "job_to_promote", "state = 1"),
 )
 
@@ -59,13 +61,8 @@ MOVABLE = {
 def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, now: int) -> None:
     match change.act:
         case Act.CANCEL:
-            c.executemany(
-                f"update job set state = {CANCELLED}, finished_at = ?, process = null, epoch = epoch + 1 where {BY_ID}",
-                [(now, id) for id in ids],
-            )
-            c.executemany(
-                "insert into ending (id, reason, spent) values (?, ?, 0)", [(id, reason or "cancelled") for id in ids]
-            )
+            rows = [(id, c.execute("select n from payload where id = ?", (id,)).fetchone()[0]) for id in ids]
+            admission.cancel(c, rows, reason or "cancelled", now)
         case Act.RETRY:
             one = [(id,) for id in ids]
             c.executemany(
@@ -76,15 +73,22 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
             )
             c.executemany("delete from ending where id = ?", one)
             c.executemany(
-                "update job set state = 3, attempts = 0, losses = 0, strays = 0, order_key = ?, epoch = epoch + 1, "
+                "update job set state = case when limited then 2 else 3 end, waits_on = '', attempts = 0, losses = 0, "
+                "strays = 0, order_key = ?, epoch = epoch + 1, "
                 f"started_at = null, finished_at = null, prune_at = null, expires_at = null where {BY_ID}",
                 [(now, id) for id in ids],
             )
         case Act.RUN_NOW:
             c.executemany(
-                f"update job set state = 3, order_key = ?, epoch = epoch + 1 where {BY_ID}", [(now, id) for id in ids]
+                "update job set state = case when limited then 2 else 3 end, waits_on = '', order_key = ?, "
+                f"epoch = epoch + 1 where {BY_ID}",
+                [(now, id) for id in ids],
             )
         case Act.DISCARD:
+            admission.free(c, ids)
+            admission.free_unique(c, ids)
+            c.executemany(f"update job set state = {CANCELLED} where {BY_ID}", [(id,) for id in ids])
+            admission.leave_lines(c, ids)
             delete(c, ids)
         case Act.CHANGE:
             rank = None if change.priority is None else -change.priority

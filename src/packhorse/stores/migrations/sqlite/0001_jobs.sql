@@ -20,6 +20,8 @@ create table job (
     run_at      integer,
     expires_at  integer,
     share       text,
+    limited     integer not null default 0,     -- it needs permits, see hold
+    waits_on    text    not null default '',    -- the line it waits in; empty: at the door, to be judged
     process     blob,                           -- the owner while running, then who performed it
     nonce       integer,                        -- of the exchange that claimed it
     claimed_at  integer,
@@ -45,6 +47,7 @@ create table job (
 
 create index job_to_claim   on job (queue, rank, order_key, id)  where state = 3;
 create index job_to_promote on job (order_key, id)               where state = 1;
+create index job_waiting    on job (waits_on, rank, order_key, id) where state = 2;
 create index job_held       on job (process, nonce, id)          where state = 4;
 create index job_to_prune   on job (state, prune_at, finished_at, id) where state > 4;
 
@@ -101,6 +104,50 @@ create table entry (
     primary key (id, kind, name)
 );
 
+-- The limits a job must meet before it may run.
+create table hold (
+    id       blob    not null,
+    place    integer not null,
+    key      text    not null,
+    permits  integer not null,
+    conflict integer not null,
+    duration integer not null,
+    primary key (id, place)
+) without rowid;
+
+-- The right to run under a limit, one numbered row each: it can be neither overrun nor leaked.
+create table permit (
+    key text    not null,
+    n   integer not null,
+    id  blob    not null,
+    primary key (key, n)
+) without rowid;
+
+create index permit_of_job on permit (id);
+
+-- How many permits a key has, as the newest job says that came with it.
+create table limit_cap (
+    key     text    not null primary key,
+    permits integer not null,
+    since   blob    not null
+) without rowid;
+
+-- Numbers set at run time, which count instead of what jobs bring along.
+create table limit_set (
+    key     text    not null primary key,
+    permits integer not null
+) without rowid;
+
+create table unique_key (
+    key         text    not null primary key,
+    id          blob    not null,
+    until_start integer not null,
+    lapses_at   integer                         -- held so long, whatever becomes of the job
+) without rowid;
+
+create index unique_key_of_job on unique_key (id);
+create index unique_key_lapsed on unique_key (lapses_at) where lapses_at is not null;
+
 create table process (
     id          blob    not null primary key,
     role        text    not null,
@@ -117,14 +164,17 @@ create table process (
 );
 
 create table pause (
-    queue     text    not null primary key,
+    kind      text    not null,                 -- queue or task
+    name      text    not null,
     until     integer,
     reason    text    not null,
     actor     text    not null,
     paused_at integer not null,
-    check (queue < x''),
+    primary key (kind, name),
+    check (kind < x''),
+    check (name < x''),
     check (until < '')
-);
+) without rowid;
 
 create table audit (
     n      integer primary key,
