@@ -182,7 +182,7 @@ def after_pause(place: Place, said: Words) -> list[str]:
     acts = [act for (act,) in place.sql("select act from audit order by n")]
     told = len(said.get("paused", [])) + len(said.get("resumed", []))
     assert told <= len(acts) <= told + 1
-    paused = bool(place.sql("select queue from pause"))
+    paused = bool(place.sql("select name from pause"))
     assert paused == (acts[-1:] == ["pause"])
     place.app.control.resume("default")
     place.app.close()

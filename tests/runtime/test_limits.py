@@ -129,7 +129,7 @@ def test_a_rule_that_does_not_fit_its_task_is_refused_at_declaration(app: Packho
         ({"unique": unique(arguments=["colour"])}, "'colour', which the function does not have"),
     ):
         with pytest.raises(ConfigError, match=why):
-            app.task(name="work", **options)(lambda number: None)  # type: ignore[arg-type]
+            app.task(name="work", **options)(lambda number: None)
 
 
 def test_a_key_that_cannot_be_made_is_refused_at_enqueue_without_the_value(app: Packhorse):

@@ -410,8 +410,10 @@ class MemoryStore(Store):
             due = [job for job in scheduled if job.order_key <= now][:limit]
             for job in due:
                 job.state, job.waits_on = job.due, ""
-            self._end_pauses(now)
-            admitted = self._admit(now, limit) if limit > 0 else 0
+            admitted = 0
+            if limit > 0:
+                self._end_pauses(now)
+                admitted = self._admit(now, limit)
             if due or admitted:
                 self._notify()
             left = scheduled[len(due) :]

@@ -244,6 +244,8 @@ class Model:
         for id in due:
             self.scheduled.remove(id)
             self.ready.add(id)
+        if limit > 0:  # a pause that has ended does not come back when the clock is set back
+            self.paused = {queue: pause for queue, pause in self.paused.items() if self._is_paused(queue, now)}
         left = [key for key, id in coming if id in self.scheduled]
         return Promoted(len(due), max(0, left[0] - now) if left else None)
 
