@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -62,8 +63,6 @@ class Codec:
         self.caps = caps or Caps()
         self._by_type: dict[type, Tag] = {tag.type: tag for tag in _BUILT_IN}
         self._by_name: dict[str, Tag] = {tag.name: tag for tag in _BUILT_IN}
-        self._load_plain = json.JSONDecoder().raw_decode
-        self._load_typed = json.JSONDecoder(object_hook=self._untag).raw_decode
 
     @property
     def registered(self) -> tuple[type, ...]:
@@ -147,7 +146,9 @@ class Codec:
             raise PayloadError(f"{what} have {len(body):,} bytes, more than the {cap:,} allowed.")
         try:
             text = body.decode()
-            value, end = (self._load_typed if typed else self._load_plain)(text)
+            value, end = _load_text(text)
+            if typed:
+                value = self._untag(value)
         except PayloadError:
             raise
         except (ValueError, RecursionError) as error:
@@ -162,18 +163,31 @@ class Codec:
             _check_bounds(value, self.caps.depth * 2, self.caps.items * 2, what)
         return value
 
-    def _untag(self, value: dict[str, Any]) -> Any:
+    def _untag(self, value: Any) -> Any:
+        """Tagged values as what they stand for. By hand, since JSON's own hook would be called for every dictionary."""
+        if type(value) is list:
+            for place, item in enumerate(value):
+                if type(item) is dict or type(item) is list:
+                    value[place] = self._untag(item)
+            return value
+        if type(value) is not dict:
+            return value
         if MARK not in value:
+            for key, item in value.items():
+                if type(item) is dict or type(item) is list:
+                    value[key] = self._untag(item)
             return value
         tagged = value[MARK]
         if len(value) != 1 or type(tagged) is not list or len(tagged) != 2 or type(tagged[0]) is not str:
             raise PayloadError("A tagged value has the wrong shape.")
         name, data = tagged
         if name == "dict":
-            return _to_dict(data)
+            return _to_dict(self._untag(data))
         tag = self._by_name.get(name)
         if tag is None:
             raise PayloadError("A value has a tag that this application does not know. Register its type.")
+        if name not in _LEAVES:
+            data = self._untag(data)
         try:
             return tag.decode(data)
         except Exception as error:  # an application's decode may raise anything
@@ -201,6 +215,7 @@ def _parts(value: Any) -> Iterable[Any]:
     return (value.reveal(),) if kind is Secret else ()
 
 
+_load_text = json.JSONDecoder().raw_decode
 _dump_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
@@ -333,11 +348,15 @@ class _Writer:
 # The types that have tags of our own. Encoding gives plain values; decoding checks what it gets.
 
 
-def _zoned(value: datetime | time) -> list[Any]:
-    """The time on the clock, its side of a repeated hour, and its zone: a name, or the offset in microseconds.
+def _zoned(value: datetime | time) -> str | list[Any]:
+    """As ISO 8601 where that says all, else the time on the clock, its side of a repeated hour, and its zone.
 
-    Not the offset that isoformat writes: Python does not read every one of them back.
+    The zone is a name, or the offset in microseconds: Python does not read every odd offset back that it writes.
     """
+    if not value.fold and not isinstance(value.tzinfo, ZoneInfo):
+        offset = value.utcoffset()
+        if offset is None or not offset % timedelta(minutes=1):
+            return value.isoformat()
     on_the_clock = [value.replace(tzinfo=None).isoformat(), value.fold]
     if isinstance(value.tzinfo, ZoneInfo):
         if value.tzinfo.key is None:
@@ -349,16 +368,23 @@ def _zoned(value: datetime | time) -> list[Any]:
 
 def _from_zoned(kind: type[datetime] | type[time]) -> Callable[[Any], Any]:
     def decode(data: Any) -> Any:
+        if type(data) is str:
+            return kind.fromisoformat(data)
         text, fold, *zone = data
-        moment = kind.fromisoformat(text).replace(fold=fold)
+        moment = kind.fromisoformat(text)
         if moment.tzinfo is not None:
             raise ValueError
         if not zone:
-            return moment
+            return moment.replace(fold=fold) if fold else moment
         (name,) = zone
-        return moment.replace(tzinfo=timezone(timedelta(microseconds=name)) if type(name) is int else ZoneInfo(name))
+        return moment.replace(tzinfo=_fixed(name) if type(name) is int else ZoneInfo(name), fold=fold)
 
     return decode
+
+
+@lru_cache(maxsize=256)
+def _fixed(offset: int) -> timezone:
+    return timezone(timedelta(microseconds=offset))
 
 
 def _decimal(value: Decimal) -> str:
@@ -410,6 +436,7 @@ def _to_dict(data: Any) -> dict[str, Any]:
 
 
 _SETS = ("set", "frozenset")
+_LEAVES = frozenset({"datetime", "date", "time", "timedelta", "decimal", "uuid", "bytes"})  # hold no tags themselves
 _BUILT_IN = (
     Tag("datetime", datetime, _zoned, _from_zoned(datetime)),
     Tag("date", date, date.isoformat, date.fromisoformat),

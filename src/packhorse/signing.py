@@ -10,6 +10,7 @@ keys differ by purpose and application, so that a job's envelope is no result an
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import secrets
@@ -61,20 +62,32 @@ def key_id(secret: bytes) -> bytes:
     return hmac.digest(secret, b"packhorse key id", "sha256")[:4]
 
 
+def _begun(key: bytes) -> tuple[Any, Any]:
+    """HMAC-SHA-256 (RFC 2104) up to the message, to be copied for each one.
+
+    By hand because every job pays for it: the objects of `hmac` take half as long again, and `hmac.digest` also lets go
+    of the interpreter lock, for which a worker's threads then queue.
+    """
+    padded = key.ljust(64, b"\0")
+    return hashlib.sha256(bytes(b ^ 0x36 for b in padded)), hashlib.sha256(bytes(b ^ 0x5C for b in padded))
+
+
 class _Key:
     """The keys that one secret gives one application."""
 
     def __init__(self, app: str, secret: bytes) -> None:
         self.id = key_id(secret)
-        # Copied for each message: quicker than to begin anew, and `hmac.digest` would let go of the interpreter lock.
-        self._begun = {p: hmac.new(derive(secret, app, f"packhorse {p}"), digestmod="sha256") for p in Purpose}
+        self._begun = {p: _begun(derive(secret, app, f"packhorse {p}")) for p in Purpose}
         self._encryption = {purpose: derive(secret, app, f"packhorse encryption {purpose}") for purpose in Purpose}
         self._ciphers: dict[tuple[Purpose, int], Any] = {}
 
     def mac(self, purpose: Purpose, message: bytes) -> bytes:
-        begun = self._begun[purpose].copy()
-        begun.update(message)
-        return begun.digest()[:MAC_SIZE]
+        inner, outer = self._begun[purpose]
+        inner, outer = inner.copy(), outer.copy()
+        inner.update(message)
+        outer.update(inner.digest())
+        mac: bytes = outer.digest()[:MAC_SIZE]
+        return mac
 
     def cipher(self, purpose: Purpose, day: int) -> Any:
         """A key for each day, so that random nonces stay far from repeating."""

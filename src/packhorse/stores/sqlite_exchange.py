@@ -408,20 +408,19 @@ def _nth_ready(c: sqlite3.Connection, names: Sequence[str], n: int) -> tuple[int
     return sound[n - 1] if n <= len(sound) else LAST_KEY
 
 
+_NUMBERS = frozenset({int})
+
+
 def as_claim(row: Sequence[Any]) -> Claim:
     """A row that makes no sense becomes a claim without a payload, which fails as undecodable."""
     process, nonce, id, epoch, task, body, queue, rank, attempts, losses, created_at, expires_at, strays = row
     token = Token(process, nonce, id, epoch)
-    if not (
-        type(task) is str
-        and type(body) is bytes
-        and type(queue) is str
-        and (expires_at is None or type(expires_at) is int)
-        and type(created_at) is type(rank) is type(attempts) is type(losses) is type(strays) is type(epoch) is int
-    ):
-        log.error("the row of job %s makes no sense: somebody else changed it, and it is not performed", _shown(id))
-        return Claim(token, task if type(task) is str else "unknown", b"", str(queue), 0, 0, 0, 0, None)
-    return Claim(token, task, body, queue, -rank, attempts, losses, created_at, expires_at, strays)
+    numbers = (rank, attempts, losses, created_at, strays, epoch)
+    sensible = type(task) is str and type(body) is bytes and type(queue) is str
+    if sensible and _NUMBERS.issuperset(map(type, numbers)) and (expires_at is None or type(expires_at) is int):
+        return Claim(token, task, body, queue, -rank, attempts, losses, created_at, expires_at, strays)
+    log.error("the row of job %s makes no sense: somebody else changed it, and it is not performed", _shown(id))
+    return Claim(token, task if type(task) is str else "unknown", b"", str(queue), 0, 0, 0, 0, None)
 
 
 def _shown(id: object) -> str:
