@@ -61,6 +61,7 @@ class Tag(NamedTuple):
 class Codec:
     def __init__(self, caps: Caps | None = None) -> None:
         self.caps = caps or Caps()
+        self._harmless = min(2 * self.caps.depth, self.caps.items)  # bytes that can break neither bound
         self._by_type: dict[type, Tag] = {tag.type: tag for tag in _BUILT_IN}
         self._by_name: dict[str, Tag] = {tag.name: tag for tag in _BUILT_IN}
 
@@ -156,7 +157,7 @@ class Codec:
         if end != len(text):
             raise PayloadError(f"{what} cannot be decoded: something stands behind them.")
         # Whatever is nested deeply or has many items shows it by its length, its brackets and its commas.
-        if len(body) > self.caps.depth and (
+        if len(body) > self._harmless and (
             body.count(b"[") + body.count(b"{") > self.caps.depth or body.count(b",") > self.caps.items
         ):
             # Our own envelope and tags nest and count too, so there is room for twice as much.

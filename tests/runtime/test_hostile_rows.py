@@ -334,6 +334,7 @@ class Fails:
 
     def __init__(self) -> None:
         self.turns = 0
+        self.failed_at: list[float] = []
 
     def begin(self, process: Process) -> None:
         self.process = process
@@ -342,6 +343,7 @@ class Fails:
         self.turns += 1
         self.process.wake.set()  # what it wrote itself wakes it
         if self.turns % 2:
+            self.failed_at.append(time.monotonic())
             raise KeyError(SECRET)
         return 0
 
@@ -355,13 +357,13 @@ def test_a_role_lives_through_any_error_and_backs_off(shop: Packhorse, caplog: p
     process = Process(shop, role)
     thread = threading.Thread(target=process.run)
     thread.start()
-    time.sleep(1.0)
-    assert thread.is_alive()
-    turns = role.turns
+    wait_until(lambda: len(role.failed_at) >= 5)
     process.stop()
     thread.join(SOON)
     assert not thread.is_alive()
-    assert 3 <= turns <= 12  # it was thousands
+    first, *_, fifth = role.failed_at[:5]
+    # Half of 0.1, 0.2, 0.4 and 0.8 s at the least: it had made thousands of turns in that time.
+    assert fifth - first >= 0.7
     assert "KeyError at test_hostile_rows.py:" in caplog.text
     assert SECRET not in caplog.text
 

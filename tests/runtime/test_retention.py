@@ -137,7 +137,10 @@ def test_a_task_that_keeps_nothing_encodes_no_result(make_app: MakeApp):
         return object()
 
     with Embedded(app):
-        dropped(work.enqueue())
+        job = work.enqueue()
+        dropped(job)
+    with pytest.raises(JobNotFound):
+        job.look()
 
 
 @pytest.mark.parametrize("by", ["settings", "task"])
