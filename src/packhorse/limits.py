@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
-from packhorse.clock import SECOND, length
+from packhorse.clock import length
 from packhorse.errors import ConfigError, PayloadError
 from packhorse.queues import check_name
 
@@ -48,7 +48,6 @@ class Hold(NamedTuple):
     key: str
     to: int
     conflict: Conflict = Conflict.BLOCK
-    duration: int = 180 * SECOND
 
 
 class Claimed(NamedTuple):
@@ -80,12 +79,11 @@ class Limit:
     key: Key
     to: int
     group: str | None
-    duration: int
     conflict: Conflict
 
     def hold(self, task: str, arguments: Mapping[str, Any]) -> Hold | None:
         key = _key_of(self.key, self.group or task, arguments, "limit")
-        return None if key is None else Hold(key, self.to, self.conflict, self.duration)
+        return None if key is None else Hold(key, self.to, self.conflict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +111,17 @@ def limit(
     *,
     to: int = 1,
     group: str | None = None,
-    duration: timedelta | float = 180.0,
     on_conflict: Literal["block", "discard", "replace"] = "block",
 ) -> Limit:
     """At most `to` jobs of one key at a time.
 
     `key` is a text, with arguments in braces ("{account}"), or a function of the arguments; one that gives None leaves
-    the job unlimited. Tasks of one `group` share their keys; by default each task has its own. A permit goes back when
-    its job ends; where the job's process is gone and nobody has given a verdict, after `duration`.
+    the job unlimited. Tasks of one `group` share their keys; by default each task has its own. A permit stays with its
+    job until that ends or comes back later, whatever becomes of its worker.
     """
     _whole("to", to, 1, PERMITS_CAP)
     _check_key("limit", key)
-    return Limit(key, to, _group(group), _length("duration", duration), _one_of("on_conflict", on_conflict, Conflict))
+    return Limit(key, to, _group(group), _one_of("on_conflict", on_conflict, Conflict))
 
 
 def unique(

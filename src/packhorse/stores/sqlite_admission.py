@@ -25,7 +25,7 @@ LINE = """
     where state = 2 and waits_on = ? order by rank, order_key, id limit ?
 """
 CALL = f"update job set waits_on = '' where n in (select n from ({LINE}))"
-HOLDS = "select key, permits, conflict, duration from hold where id = ? order by place"
+HOLDS = "select key, permits, conflict from hold where id = ? order by place"
 RIVALS = """
     select job.id, job.n from job indexed by job_waiting join payload on payload.id = job.id
     where state = 2 and waits_on = ? and exists (select 1 from hold where hold.id = job.id and conflict = ?)
@@ -50,12 +50,12 @@ Standing = tuple[int, int, bytes, int]  # rank, order key, id, n
 
 def write_holds(c: sqlite3.Connection, jobs: Iterable[NewJob]) -> None:
     rows = [
-        (job.id, place, hold.key, hold.to, CONFLICTS.index(hold.conflict), hold.duration)
+        (job.id, place, hold.key, hold.to, CONFLICTS.index(hold.conflict))
         for job in jobs
         for place, hold in enumerate(job.terms.holds)
     ]
     if rows:
-        insert = "insert into hold (id, place, key, permits, conflict, duration) values (?, ?, ?, ?, ?, ?)"
+        insert = "insert into hold (id, place, key, permits, conflict) values (?, ?, ?, ?, ?)"
         c.executemany(insert, rows)
 
 
@@ -97,7 +97,7 @@ class _Door:
 
     def _holds(self, id: bytes) -> list[Hold]:
         rows = self._c.execute(HOLDS, (id,)).fetchall()
-        return [Hold(key, permits, CONFLICTS[conflict], duration) for key, permits, conflict, duration in rows]
+        return [Hold(key, permits, CONFLICTS[conflict]) for key, permits, conflict in rows]
 
     def _note_caps(self, id: bytes) -> None:
         """The newest job's number counts for all; where that makes room, somebody may come."""

@@ -111,7 +111,6 @@ create table hold (
     key      text    not null,
     permits  integer not null,
     conflict integer not null,
-    duration integer not null,
     primary key (id, place)
 ) without rowid;
 
