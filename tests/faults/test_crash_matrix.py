@@ -75,8 +75,17 @@ def test_dying_there_loses_nothing(place: Place, point: str, run: Run | None):
 def die_as_role(place: Place, point: str, run: Run) -> None:
     acknowledged = workload(place)
     if run.victim == "dispatcher":
-        acknowledged += work_for_the_dispatcher(place)
+        acknowledged += [place.enqueue("note", f"due-{n}", run_after=0.3 * n) for n in range(1, 9)]
+        first, later = new_id(), new_id()
+        acknowledged += claim_for(place, first) + claim_for(place, later)
+        silence(place, first)
+        if run.hit == 1:
+            silence(place, later)
     doomed = place.workers("--concurrency", "2", failpoints=f"{point}=kill@{run.hit}", armed=run.victim)
+    if run.victim == "dispatcher" and run.hit > 1:
+        if not point.startswith("promote."):
+            doomed.wait_log("lost its worker")  # else one verdict would do for both
+        silence(place, later)
     if run.stopping:
         place.wait_all_finished()
         doomed.process.send_signal(signal.SIGTERM)
@@ -112,18 +121,25 @@ def workload(place: Place) -> list[str]:
     return ids
 
 
-def work_for_the_dispatcher(place: Place) -> list[str]:
-    """Jobs that come due one after the other, and two processes that die in silence, one after the other."""
-    ids = [place.enqueue("note", f"due-{n}", run_after=0.3 * n) for n in range(1, 9)]
-    for number, lease in enumerate((0.1, 1.5)):
-        queue = f"left-{number}"
-        ids += place.enqueue_many("note", *[(f"{queue}-{n}",) for n in range(3)], queue_name=queue)
-        process = new_id()
-        place.app.store.enroll(ProcessInfo(process, "worker", "elsewhere", 1), round(lease * SECOND))
-        answer = place.app.store.exchange(process, new_nonce(), [], parse_queues(queue), 3)
-        assert len(answer.claims) == 3
+def claim_for(place: Place, process: bytes) -> list[str]:
+    """Jobs of a process that never beats."""
+    queue = f"left-{process.hex()}"
+    ids = place.enqueue_many("note", *[(f"{queue}-{n}",) for n in range(3)], queue_name=queue)
+    enroll(place, process, lease=60)
+    answer = place.app.store.exchange(process, new_nonce(), [], parse_queues(queue), 3)
+    assert len(answer.claims) == 3
     place.app.close()
     return ids
+
+
+def silence(place: Place, process: bytes) -> None:
+    """Its lease ends now."""
+    enroll(place, process, lease=0)
+
+
+def enroll(place: Place, process: bytes, lease: int) -> None:
+    place.app.store.enroll(ProcessInfo(process, "worker", "elsewhere", 1), lease * SECOND)
+    place.app.close()
 
 
 def die_as_client(place: Place, point: str, run: Run) -> None:
