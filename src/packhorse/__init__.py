@@ -22,7 +22,7 @@ from packhorse.errors import (
 from packhorse.events import Event, EventKind
 from packhorse.handle import JobHandle
 from packhorse.job import Attempt, Failure, FailureKind, Job, JobState
-from packhorse.limits import debounce, limit, throttle, unique
+from packhorse.limits import debounce, limit, rate, throttle, unique
 from packhorse.masking import Secret
 from packhorse.middleware import Draft, Middleware
 from packhorse.reporters import ErrorReport
@@ -92,6 +92,7 @@ __all__ = [
     "debounce",
     "gather",
     "limit",
+    "rate",
     "throttle",
     "unique",
     "wait_jobs",

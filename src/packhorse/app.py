@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from packhorse.clock import Clock, SystemClock, to_datetime
+from packhorse.clock import Clock, SystemClock, length, to_datetime
 from packhorse.codec import Caps, Codec, Tag
 from packhorse.config import Settings
 from packhorse.context import Context
@@ -263,6 +263,10 @@ class Packhorse:
 
     async def ajob(self, id: str | uuid.UUID) -> JobHandle[Any]:
         return await asyncio.to_thread(self.job, id)
+
+    @property
+    def ageing(self) -> int:
+        return 0 if self.settings.ageing is None else length(self.settings.ageing)
 
     def stored_priority(self, priority: int) -> int:
         """Larger runs sooner in every store; `lower_first` flips the numbers here, at the public edge, both ways."""

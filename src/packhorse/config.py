@@ -145,6 +145,8 @@ class Settings:
     priority_order: Literal["higher_first", "lower_first"] = setting(
         "higher_first", choice("higher_first", "lower_first")
     )
+    ageing: float | None = setting(None, seconds(more_than_0=True, none="for never"))
+    """How long a job waits to make up for one point of priority."""
     store: str | None = setting(None, one_text("a store URL"))
     signing: bool = setting(True, SWITCH)
     encryption: bool = setting(False, SWITCH)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar, overload
 
-from packhorse.clock import to_datetime
+from packhorse.clock import SECOND, length, to_datetime
 from packhorse.errors import PackhorseError
 from packhorse.ids import to_text
 from packhorse.job import Claim, Token
+from packhorse.limits import Pace, Rate
+from packhorse.limits import rate as make_rate
 from packhorse.logs import JobLogger, job_extra
 
 T = TypeVar("T")
+PATIENCE = 1 << 62
 
 
 class NoJob(PackhorseError, LookupError):
@@ -47,6 +52,7 @@ class Host(Protocol):
     def stop_asked(self, token: Token) -> bool: ...
     def seconds_left(self, token: Token) -> float | None: ...
     def report_progress(self, claim: Claim, progress: Progress) -> None: ...
+    def take_token(self, pace: Pace, patience: int) -> int | None: ...
 
 
 class Context:
@@ -102,6 +108,30 @@ class Context:
         progress = Progress(float(done), None if total is None else float(total), str(note))
         self._host.report_progress(self._claim, progress)
 
+    def take(self, rate: Rate | str, *, timeout: float | timedelta | None = None) -> bool:
+        """Wait for a token of a rate; False, and nothing is taken, where that would be longer than `timeout`.
+
+        Its key is the task's own unless the rate names a `group`. The slot stays taken meanwhile: where jobs wait long,
+        rather give the task a rate.
+        """
+        wait = self._wait_for(rate, timeout)
+        if wait:
+            time.sleep(wait)
+        return wait is not None
+
+    async def atake(self, rate: Rate | str, *, timeout: float | timedelta | None = None) -> bool:
+        wait = await asyncio.to_thread(self._wait_for, rate, timeout)
+        if wait:
+            await asyncio.sleep(wait)
+        return wait is not None
+
+    def _wait_for(self, rate: Rate | str, timeout: float | timedelta | None) -> float | None:
+        pace = (make_rate(rate) if isinstance(rate, str) else rate).pace(self.task, {})
+        if pace is None:
+            return 0.0
+        wait = self._host.take_token(pace, PATIENCE if timeout is None else max(0, length(timeout)))
+        return None if wait is None else wait / SECOND
+
     @property
     def log(self) -> JobLogger:
         """A logger whose records carry the job's ids."""
@@ -125,6 +155,9 @@ class _Nobody:
 
     def report_progress(self, claim: Claim, progress: Progress) -> None:
         """Nobody watches."""
+
+    def take_token(self, pace: Pace, patience: int) -> int | None:
+        return 0
 
 
 def in_place(task: str, queue: str, priority: int, metadata: Mapping[str, Any], now: int) -> Context:

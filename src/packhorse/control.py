@@ -15,7 +15,7 @@ from packhorse.clock import length, to_microseconds
 from packhorse.errors import ConfigError, JobNotFound, PayloadError
 from packhorse.ids import from_text, to_text
 from packhorse.job import JobState, StoredJob, Token, storable
-from packhorse.limits import PERMITS_CAP
+from packhorse.limits import PERMITS_CAP, WEIGHT_CAP
 from packhorse.queues import check_name
 from packhorse.stores.contract import Act, Change, Moved, Order, OrderKind, Paused, Selection
 from packhorse.task import Options
@@ -182,6 +182,15 @@ class Control:
         if to is not None and (isinstance(to, bool) or not isinstance(to, int) or not 0 <= to <= PERMITS_CAP):
             raise ConfigError(f"to must be a whole number from 0 to {PERMITS_CAP:,}, or None, not {to!r}.")
         self._app.store.set_limit(key, to, storable(actor or _me(), TEXT_CAP), storable(reason, TEXT_CAP))
+
+    def set_weight(self, share: str, weight: int | None, *, reason: str = "", actor: str | None = None) -> None:
+        """From now on the share gets so many turns where others get one; None takes that back."""
+        check_name(share, "share")
+        if weight is not None and (
+            isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= WEIGHT_CAP
+        ):
+            raise ConfigError(f"weight must be a whole number from 1 to {WEIGHT_CAP:,}, or None, not {weight!r}.")
+        self._app.store.set_weight(share, weight, storable(actor or _me(), TEXT_CAP), storable(reason, TEXT_CAP))
 
     def resume(self, queue: str, *, reason: str = "", actor: str | None = None) -> bool:
         reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)

@@ -17,7 +17,7 @@ from packhorse.ids import from_text
 from packhorse.job import Job, JobState, StoredJob
 from packhorse.masking import MASK, masked
 from packhorse.seals import OpenedJob
-from packhorse.stores.contract import Audit, LimitView, Pause, ProcessView, QueueCounts, Selection
+from packhorse.stores.contract import Audit, LimitView, Pause, ProcessView, QueueCounts, RateView, Selection
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
@@ -48,6 +48,17 @@ class Inspection:
         while found := self._app.store.limits(after):
             yield from found
             after = found[-1].key
+
+    def rates(self) -> Iterator[RateView]:
+        """Every key of a rate that was used of late or is waited for."""
+        after = ""
+        while found := self._app.store.rates(after):
+            yield from found
+            after = found[-1].key
+
+    def weights(self) -> dict[str, int]:
+        """The turns that shares get where others get one, as they were set."""
+        return self._app.store.weights()
 
     def processes(self) -> list[ProcessView]:
         return self._app.store.processes()

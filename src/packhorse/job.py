@@ -121,7 +121,10 @@ class Token(NamedTuple):
 
 
 class NewJob(NamedTuple):
-    """What `insert` takes. `run_at` and `expires_at` are moments, `delay` and `lifetime` count from the store's now."""
+    """What `insert` takes. `run_at` and `expires_at` are moments, `delay` and `lifetime` count from the store's now.
+
+    `ageing` is how many microseconds of waiting make up for one point of priority; 0: none ever do.
+    """
 
     id: bytes
     task: str
@@ -135,6 +138,7 @@ class NewJob(NamedTuple):
     share: str | None = None
     tags: tuple[str, ...] = ()
     terms: Terms = FREE
+    ageing: int = 0
 
 
 class Claim(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ from packhorse.context import Context, entered, in_place, performing
 from packhorse.errors import ConfigError, PayloadError
 from packhorse.ids import new_id
 from packhorse.job import JobState, NewJob
-from packhorse.limits import FREE, Limit, Rules, Terms, Unique, make_rules
+from packhorse.limits import FREE, Limit, Rate, Rules, Terms, Unique, make_rules
 from packhorse.outcome import FOREVER
 from packhorse.queues import check_name
 from packhorse.retry import Backoff, RetryPolicy, make_policy
@@ -89,6 +90,7 @@ class Declared(TypedDict, total=False):
     keep_cancelled: timedelta | float | None
     codec: ForeignCodec | None
     limit: Limit | Sequence[Limit] | None
+    rate: Rate | str | Sequence[Rate] | None
     unique: Unique | bool | None
 
 
@@ -171,9 +173,8 @@ class Call(Generic[R_co]):
         )
         priority = app.stored_priority(options.priority)
         queue, share, tags = options.queue_name, options.share, options.tags
-        return NewJob(
-            id, task.name, payload, queue, priority, run_at, delay, expires_at, lifetime, share, tags, self.terms
-        )
+        moments = (run_at, delay, expires_at, lifetime)
+        return NewJob(id, task.name, payload, queue, priority, *moments, share, tags, self.terms, app.ageing)
 
 
 def _pack_foreign(encoded: Encoded, codec: Codec, metadata: Mapping[str, Any]) -> Encoded:
@@ -288,6 +289,20 @@ class BaseTask(Generic[P, R_co]):
             raise TypeError(f"{self.name}() cannot be called like this: {error}") from None
         if len(self._call_shapes) < SHAPES_CAP:
             self._call_shapes.add(shape)
+
+    def merged(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], later: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of one job that stands for several."""
+        arguments = self._signature.bind(*args, **kwargs).arguments
+        try:
+            for its_args, its_kwargs in later:
+                arguments = self.rules.merged(arguments, self._signature.bind(*its_args, **its_kwargs).arguments)
+            ordered = {name: arguments[name] for name in self._signature.parameters if name in arguments}
+            bound = inspect.BoundArguments(self._signature, OrderedDict(ordered))
+            return list(bound.args), bound.kwargs
+        except Exception as error:
+            raise PayloadError(f"Merging the arguments raised {type(error).__name__}.") from None
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by name; those of *args and **kwargs below theirs, so that a telling name is not lost."""
@@ -407,9 +422,9 @@ def make_task(
     for alias in aliases:
         check_name(alias, "alias")
     stored = _make_stored(app, declared)
-    rules = make_rules(
-        declared.pop("limit", None), declared.pop("unique", None), _signature(function, takes_context).parameters
-    )
+    names = _signature(function, takes_context).parameters
+    limits, rates = declared.pop("limit", None), declared.pop("rate", None)
+    rules = make_rules(limits, declared.pop("unique", None), names, rates)
     kind = CoroutineTask if inspect.iscoroutinefunction(function) else Task
     return kind(app, function, name, Options(**declared), policy, lost, stored, takes_context, aliases, rules)
 

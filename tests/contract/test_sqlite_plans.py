@@ -12,6 +12,7 @@ from packhorse.outcome import Outcome
 from packhorse.stores import sqlite, sqlite_exchange, sqlite_jobs
 from packhorse.stores.contract import Retention, Selection
 from packhorse.stores.sqlite import SQLiteStore
+from packhorse.stores.sqlite_batches import prepared
 from packhorse.testing.contract.helpers import Worker, failed, insert, succeeded
 
 
@@ -50,7 +51,7 @@ def plan(store: SQLiteStore, statement: str, parameters: int | Sequence[object])
 
 
 def batch(statement: str, width: int) -> str:
-    return sqlite_exchange._prepared(statement, 16, width)
+    return prepared(statement, 16, width)
 
 
 def test_finishing_and_fencing_look_up_what_is_held(store: SQLiteStore):

@@ -22,6 +22,7 @@ from packhorse.events import Event, EventKind
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
 from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, Token, storable
+from packhorse.limits import Pace
 from packhorse.logs import job_extra
 from packhorse.masking import mask_text, secrets_in
 from packhorse.outcome import Outcome, decide, expire, refuse, stop, stray, succeed
@@ -29,6 +30,7 @@ from packhorse.reporters import ErrorReport, report
 from packhorse.retry import RetryPolicy
 from packhorse.runtime.progress import Recorder
 from packhorse.seals import NEVER, OpenedJob
+from packhorse.stores.contract import MERGED
 from packhorse.task import BaseTask, default_keep, unpack_foreign
 
 log = logging.getLogger("packhorse.jobs")
@@ -73,6 +75,9 @@ class Performer:
     def report_progress(self, claim: Claim, progress: Progress) -> None:
         self._recorder.note(claim, progress)
 
+    def take_token(self, pace: Pace, patience: int) -> int | None:
+        return self._app.store.take_token(pace, patience)
+
     def close(self) -> None:
         self._recorder.close()
 
@@ -106,7 +111,11 @@ class Performer:
 
     async def in_loop(self, claim: Claim) -> Outcome:
         failpoint("slot.before_perform")
-        prepared = self._prepare(claim)
+        task = self._tasks.get(claim.task)
+        if task is not None and task.rules.merges:
+            prepared = await asyncio.to_thread(self._prepare, claim)  # it asks the store
+        else:
+            prepared = self._prepare(claim)
         if isinstance(prepared, Outcome):
             return prepared
         task, context, args, kwargs = prepared
@@ -160,6 +169,8 @@ class Performer:
             if task is None or opened.version > task.stored.version:
                 return self.kept(claim, self._strayed(claim, task))
             args, kwargs, metadata = self._arguments(task, opened)
+            if task.rules.merges:
+                args, kwargs = task.merged(args, kwargs, self._merged_into(claim, task))
         except PayloadError as error:
             return self._refused(claim, error)
         context = Context(claim, metadata, self)
@@ -182,6 +193,15 @@ class Performer:
         if task.shapes is not None and not opened.foreign:
             args, kwargs = task.shapes.load_arguments(args, kwargs)
         return args, kwargs, metadata
+
+    def _merged_into(self, claim: Claim, task: BaseTask[..., Any]) -> list[tuple[list[Any], dict[str, Any]]]:
+        """The arguments of later jobs that this one stands for."""
+        later = []
+        for kind, name, payload in self._app.store.entries(claim.token.id):
+            if kind == MERGED:
+                opened = self._open_job(bytes.fromhex(name), claim.task, payload)
+                later.append(self._arguments(task, opened)[:2])
+        return later
 
     def _as_sent(self, task: BaseTask[..., Any], opened: OpenedJob) -> Arguments:
         if opened.foreign:

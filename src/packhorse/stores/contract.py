@@ -10,13 +10,40 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from packhorse.job import Claim, JobState, NewJob, StoredJob, Token
+from packhorse.limits import Pace
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 
 EXCHANGE_JOBS = 1_000
 EXCHANGE_BYTES = 1 << 20
 ADMIT_AT_ONCE = 1_000
+MERGED = "merged"  # the kind of entry that keeps the payload of a job that was merged into another
 RESULT_PRUNED = "it was kept for its time, and the job longer"
+
+
+# What a waiting job waits for, as the name of its line; the empty one is the door, where it will be judged.
+FAIR, LIMIT, RATE, PARKED = "fair:", "limit:", "rate:", "task:"
+
+
+def fair_line(queue: str, share: str) -> str:
+    return f"{FAIR}{queue}/{share}"
+
+
+def fair_scope(queue: str, lines: Sequence[str]) -> str:
+    """Those who take turns with each other: jobs of a queue that wait for the same things."""
+    return " ".join([queue, *lines])
+
+
+def limit_line(key: str) -> str:
+    return f"{LIMIT}{key}"
+
+
+def rate_line(key: str) -> str:
+    return f"{RATE}{key}"
+
+
+def parked_line(task: str) -> str:
+    return f"{PARKED}{task}"
 
 
 class ProcessInfo(NamedTuple):
@@ -222,6 +249,16 @@ class LimitView:
     waiting: int
 
 
+@dataclass(frozen=True, slots=True)
+class RateView:
+    """A rate's key as others see it: in how many microseconds its next token is there, and who waits for one."""
+
+    key: str
+    pace: Pace
+    opens_in: int
+    waiting: int
+
+
 class Audit(NamedTuple):
     at: int
     actor: str
@@ -262,8 +299,9 @@ class Store(ABC):
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
         """Write all or none. An id that is already known is left as it is. Answers the ids that stand for them.
 
-        A job whose unique key is taken comes to stand for the earlier one, or takes its place, as its terms say. One
-        with limits is `waiting` until `promote` or `exchange` admits it: the caller's transaction decides nothing.
+        A job whose unique key is taken comes to stand for the earlier one, or takes its place, as its terms say; or
+        its payload becomes an entry of the earlier one. One with limits, rates or a share is `waiting` until `promote`
+        or `exchange` admits it: the caller's transaction decides nothing.
         """
 
     @abstractmethod
@@ -284,6 +322,13 @@ class Store(ABC):
         `limit` ready jobs start running for `process` under the new `nonce`, in the order of the contract. The first
         `starting` of them begin at once, and so did the `started` ones claimed earlier. Where there was anything to
         write or to take, the process's lease is renewed. A finished job whose outcome says `keep=0` is deleted.
+        """
+
+    @abstractmethod
+    def take_token(self, pace: Pace, patience: int) -> int | None:
+        """Take a token of a rate, and say after how many microseconds it counts.
+
+        None, and nothing is taken, where that is longer than `patience`.
         """
 
     @abstractmethod
@@ -314,9 +359,11 @@ class Store(ABC):
 
     @abstractmethod
     def promote(self, limit: int) -> Promoted:
-        """Make due jobs ready, or let them wait for a permit; their order key is the moment they were due.
+        """Make due jobs ready, or let them wait; their order key is the moment they were due.
 
-        Then admit what waits and finds its permits free, by priority and age.
+        It is earlier by their `ageing` for each point of priority, which then counts no more by itself. Jobs of a share
+        stand one turn behind the last of their share, and a newcomer with the first. Then admit what waits and finds
+        its permits and tokens, by priority and age.
         """
 
     @abstractmethod
@@ -369,6 +416,10 @@ class Store(ABC):
     def set_limit(self, key: str, to: int | None, actor: str, reason: str) -> None:
         """From now on admit `to` jobs of the key, whatever they bring along; None takes that back."""
 
+    @abstractmethod
+    def set_weight(self, share: str, weight: int | None, actor: str, reason: str) -> None:
+        """From now on the share gets so many turns where others get one; None takes that back."""
+
     # Looking.
 
     @abstractmethod
@@ -393,6 +444,14 @@ class Store(ABC):
     @abstractmethod
     def limits(self, after: str = "", limit: int = 100) -> list[LimitView]:
         """The keys that have holders, waiting jobs or a number set at run time, in their order, behind `after`."""
+
+    @abstractmethod
+    def rates(self, after: str = "", limit: int = 100) -> list[RateView]:
+        """The keys that were used of late or are waited for, in their order, behind `after`."""
+
+    @abstractmethod
+    def weights(self) -> dict[str, int]:
+        """As they were set, by share."""
 
     @abstractmethod
     def processes(self) -> list[ProcessView]: ...

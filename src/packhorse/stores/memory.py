@@ -12,12 +12,16 @@ from itertools import count
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
 from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, NewJob, StoredAttempt, StoredJob, Token
-from packhorse.limits import Claimed, Conflict, Hold, UniqueConflict
+from packhorse.limits import CATCH_UP, MERGES_CAP, TURN, Bucket, Conflict, Hold, Pace, UniqueConflict
 from packhorse.outcome import Outcome, heed, release
 from packhorse.queues import Selected
 from packhorse.signing import generate_secret
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
+    FAIR,
+    LIMIT,
+    MERGED,
+    PARKED,
     RESULT_PRUNED,
     Act,
     Audit,
@@ -36,10 +40,16 @@ from packhorse.stores.contract import (
     ProcessView,
     Promoted,
     QueueCounts,
+    RateView,
     Retention,
     Selection,
     Store,
     Watch,
+    fair_line,
+    fair_scope,
+    limit_line,
+    parked_line,
+    rate_line,
     stranger,
 )
 
@@ -72,13 +82,43 @@ class _Job:
     entries: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
     @property
-    def order(self) -> tuple[int, int, bytes]:
-        return (-self.priority, self.order_key, self.new.id)
+    def ageing(self) -> int:
+        return self.new.ageing if self.new.share is None else 0
 
     @property
-    def due(self) -> JobState:
-        """Where it stands once its time has come: it may have to wait for a permit."""
-        return JobState.WAITING if self.new.terms.holds else JobState.READY
+    def rank(self) -> int:
+        return 0 if self.ageing else -self.priority
+
+    @property
+    def order(self) -> tuple[int, int, bytes]:
+        return (self.rank, self.order_key, self.new.id)
+
+    @property
+    def lines(self) -> list[str]:
+        """Where it may have to wait for others."""
+        terms = self.new.terms
+        return [limit_line(hold.key) for hold in terms.holds] + [rate_line(pace.key) for pace in terms.paces]
+
+    def become_due(self, moment: int) -> None:
+        """Its time has come, and it may have to wait for its turn, a permit or a token."""
+        self.order_key = moment - self.priority * self.ageing
+        self.state = JobState.WAITING
+        self.waits_on = ""
+        if self.new.share is not None:
+            self.waits_on = fair_line(self.queue, self.new.share)
+        elif not self.new.terms.limited:
+            self.state = JobState.READY
+
+
+@dataclass
+class _Rate:
+    pace: Pace
+    brought_by: bytes
+    bucket: Bucket = field(default_factory=Bucket)
+    tickets: set[bytes] = field(default_factory=set)  # who has a token and did not begin yet
+
+    def is_open(self, now: int) -> bool:
+        return self.bucket.opens_at(self.pace) <= now and len(self.tickets) < self.pace.depth
 
 
 @dataclass
@@ -105,6 +145,9 @@ class MemoryStore(Store):
         self._permits: dict[str, dict[int, bytes]] = {}  # for each key its numbers, and who has them
         self._caps: dict[str, tuple[bytes, int]] = {}
         self._set_limits: dict[str, int] = {}
+        self._rates: dict[str, _Rate] = {}
+        self._turns: dict[tuple[str, int], dict[str, int]] = {}  # for each scope and rank the last turn of its shares
+        self._weights: dict[str, int] = {}
         self._unique: dict[str, tuple[bytes, int | None]] = {}  # who has a key, and when it lapses by itself
         self._audit: list[Audit] = []
         self._changed = threading.Condition(threading.RLock())
@@ -130,7 +173,7 @@ class MemoryStore(Store):
     def _insert(self, new: NewJob, run_at: int | None, expires_at: int | None, now: int) -> bytes:
         if new.id in self._jobs:
             return new.id
-        if new.terms.unique is not None and (earlier := self._give_way(new.terms.unique, run_at, now)) is not None:
+        if new.terms.unique is not None and (earlier := self._give_way(new, run_at, now)) is not None:
             return earlier
         job = _Job(new, now, JobState.SCHEDULED, new.queue, new.priority, now, run_at, expires_at)
         self._schedule(job, run_at, now)
@@ -141,12 +184,15 @@ class MemoryStore(Store):
 
     def _schedule(self, job: _Job, run_at: int | None, now: int) -> None:
         job.run_at = run_at
-        due = run_at is None or run_at <= now
-        job.order_key = now if run_at is None or due else run_at
-        job.state = job.due if due else JobState.SCHEDULED
+        if run_at is None or run_at <= now:
+            job.become_due(now)
+        else:
+            job.state, job.order_key = JobState.SCHEDULED, run_at
 
-    def _give_way(self, unique: Claimed, run_at: int | None, now: int) -> bytes | None:
+    def _give_way(self, new: NewJob, run_at: int | None, now: int) -> bytes | None:
         """The job that holds the key and stays; None where there is none, or it has given way."""
+        unique = new.terms.unique
+        assert unique is not None
         id, lapses_at = self._unique.get(unique.key, (b"", None))
         if not id or (lapses_at is not None and lapses_at <= now):
             return None
@@ -161,6 +207,10 @@ class MemoryStore(Store):
             case UniqueConflict.REPLACE:
                 self._cancel(holder, "replaced", now)
                 return None
+            case UniqueConflict.MERGE:
+                if sum(kind == MERGED for kind, _ in holder.entries) == MERGES_CAP:
+                    return None
+                holder.entries[MERGED, new.id.hex()] = new.payload
         return id
 
     def exchange(
@@ -249,39 +299,96 @@ class MemoryStore(Store):
         elif outcome.state is JobState.SCHEDULED:
             job.run_at = job.order_key = now + outcome.delay
             if outcome.delay <= 0:
-                job.state = job.due
+                job.become_due(job.order_key)
         return True
 
-    # Permits and unique keys.
+    # Turns, permits, tokens and unique keys.
 
     def _admit(self, now: int, limit: int = ADMIT_AT_ONCE) -> int:
-        """Waiting jobs that find all their permits free become ready, by priority and age; how many."""
+        """Waiting jobs whose turn it is and that find all their permits and tokens become ready; how many moved on."""
+        turns = self._take_turns(now)
         admitted = 0
-        for job in self._jobs.values():
-            if job.state is JobState.WAITING and not job.waits_on.startswith("task:"):
-                for hold in job.new.terms.holds:
-                    self._caps[hold.key] = max(self._caps.get(hold.key, (b"", 0)), (job.new.id, hold.to))
-        for job in sorted(
-            (job for job in self._jobs.values() if job.state is JobState.WAITING), key=lambda it: it.order
-        ):
-            if job.waits_on.startswith("task:") or admitted == limit:
+        waiting = [job for job in self._jobs.values() if job.state is JobState.WAITING]
+        waiting = [job for job in waiting if not job.waits_on.startswith(PARKED)]
+        waited_for = {job.waits_on for job in waiting}
+        for job in sorted(waiting, key=lambda it: it.new.id, reverse=True):
+            self._note_numbers(job)
+        for job in sorted(waiting, key=lambda it: it.order):
+            if job.state is not JobState.WAITING or admitted == limit:
                 continue
             full = next((hold for hold in job.new.terms.holds if not self._has_room(hold)), None)
-            if full is None:
+            shut = next((pace for pace in job.new.terms.paces if not self._rates[pace.key].is_open(now)), None)
+            if full is None and shut is None:
                 self._give_permits(job)
+                self._take_tokens(job, waited_for, now)
                 job.state, job.waits_on = JobState.READY, ""
                 admitted += 1
+            elif full is None:
+                assert shut is not None
+                job.waits_on = rate_line(shut.key)
             elif full.conflict is Conflict.DISCARD:
                 self._cancel(job, f"discarded: {full.key} was taken", now)
             elif full.conflict is Conflict.REPLACE:
-                line = [other for other in self._jobs.values() if other.waits_on == full.key and other is not job]
+                line = [other for other in self._jobs.values() if other.waits_on == limit_line(full.key)]
+                line = [other for other in line if other is not job]
                 rivals = [other for other in line if full.conflict in (hold.conflict for hold in other.new.terms.holds)]
                 *older, _ = sorted([*rivals, job], key=lambda it: (it.created_at, it.new.id))
                 for other in older:
                     self._cancel(other, "replaced", now)
             if job.state is JobState.WAITING and full is not None:
-                job.waits_on = full.key
-        return admitted
+                job.waits_on = limit_line(full.key)
+        return max(turns, admitted)
+
+    def _take_turns(self, now: int) -> int:
+        """Jobs of a share get their place among those of others: one turn of theirs behind the last; how many."""
+        came = [job for job in self._jobs.values() if job.state is JobState.WAITING and job.waits_on.startswith(FAIR)]
+        bases: dict[tuple[str, int], int] = {}
+        for job in sorted(came, key=lambda it: it.order):
+            scope = (fair_scope(job.queue, job.lines), job.rank)
+            lasts = self._turns.setdefault(scope, {})
+            if scope not in bases:
+                standing = [other.order_key for other in self._jobs.values() if _stands_with(other, job)]
+                bases[scope] = min(standing) if standing else max([now, *lasts.values()])
+                if not standing:
+                    lasts.clear()
+            share = str(job.new.share)
+            job.order_key = bases[scope]
+            if share in lasts:
+                job.order_key = max(bases[scope], lasts[share] + TURN // self._weights.get(share, 1))
+            lasts[share] = job.order_key
+        for job in came:
+            job.state = JobState.WAITING if job.new.terms.limited else JobState.READY
+            job.waits_on = ""
+        return len(came)
+
+    def _note_numbers(self, job: _Job) -> None:
+        """The newest job of a key brings the numbers that count for all."""
+        for hold in job.new.terms.holds:
+            self._caps[hold.key] = max(self._caps.get(hold.key, (b"", 0)), (job.new.id, hold.to))
+        for pace in job.new.terms.paces:
+            rate = self._rates.setdefault(pace.key, _Rate(pace, job.new.id))
+            if job.new.id > rate.brought_by:
+                rate.bucket = rate.bucket.at(rate.pace, pace)
+                rate.pace, rate.brought_by = pace, job.new.id
+
+    def _take_tokens(self, job: _Job, waited_for: Collection[str], now: int) -> None:
+        for pace in job.new.terms.paces:
+            rate = self._rates[pace.key]
+            late = CATCH_UP if rate_line(pace.key) in waited_for else 0
+            rate.bucket = rate.bucket.less(rate.pace, now - late)
+            rate.tickets.add(job.new.id)
+
+    def take_token(self, pace: Pace, patience: int) -> int | None:
+        with self._changed:
+            now = self.clock.now()
+            rate = self._rates.setdefault(pace.key, _Rate(pace, b""))
+            rate.bucket = rate.bucket.at(rate.pace, pace)
+            rate.pace = pace
+            wait = max(0, rate.bucket.opens_at(pace) - now)
+            if wait > patience:
+                return None
+            rate.bucket = rate.bucket.less(pace, now)
+            return wait
 
     def _has_room(self, hold: Hold) -> bool:
         """By the number set at run time, else by that of the newest job that came with one."""
@@ -297,7 +404,13 @@ class MemoryStore(Store):
             taken = self._permits.get(hold.key, {})
             for n in [n for n, id in taken.items() if id == job.new.id]:
                 del taken[n]
+        self._free_tickets(job)
         job.waits_on = ""
+
+    def _free_tickets(self, job: _Job) -> None:
+        for pace in job.new.terms.paces:
+            if pace.key in self._rates:
+                self._rates[pace.key].tickets.discard(job.new.id)
 
     def _free_unique(self, job: _Job) -> None:
         unique = job.new.terms.unique
@@ -330,13 +443,14 @@ class MemoryStore(Store):
         if not self._paused(Paused.TASK, job.new.task, now):
             return False
         self._free_permits(job)
-        job.state, job.waits_on = JobState.WAITING, f"task:{job.new.task}"
+        job.state, job.waits_on = JobState.WAITING, parked_line(job.new.task)
         return True
 
     def _unpark(self, task: str) -> None:
         for job in self._jobs.values():
-            if job.state is JobState.WAITING and job.waits_on == f"task:{task}":
-                job.state, job.waits_on = job.due, ""
+            if job.state is JobState.WAITING and job.waits_on == parked_line(task):
+                job.state = JobState.WAITING if job.new.terms.limited else JobState.READY
+                job.waits_on = ""
 
     def _end_pauses(self, now: int) -> None:
         for (kind, name), _ in list(self._pauses.items()):
@@ -353,6 +467,7 @@ class MemoryStore(Store):
         job.started_at = None
         if job.new.terms.unique is not None and job.new.terms.unique.until_start:
             self._free_unique(job)
+        self._free_tickets(job)
         return self._as_claim(job, job.token)
 
     def _as_claim(self, job: _Job, token: Token) -> Claim:
@@ -409,15 +524,19 @@ class MemoryStore(Store):
             scheduled.sort(key=lambda job: (job.order_key, job.new.id))
             due = [job for job in scheduled if job.order_key <= now][:limit]
             for job in due:
-                job.state, job.waits_on = job.due, ""
+                job.become_due(job.order_key)
             admitted = 0
             if limit > 0:
                 self._end_pauses(now)
                 admitted = self._admit(now, limit)
             if due or admitted:
                 self._notify()
-            left = scheduled[len(due) :]
-            return Promoted(max(len(due), admitted), max(0, left[0].order_key - now) if left else None)
+            moments = [job.order_key for job in scheduled[len(due) :][:1]]
+            lines = {job.waits_on for job in self._jobs.values() if job.state is JobState.WAITING}
+            for key, rate in self._rates.items():
+                if rate_line(key) in lines and len(rate.tickets) < rate.pace.depth:
+                    moments.append(rate.bucket.opens_at(rate.pace))
+            return Promoted(max(len(due), admitted), max(0, min(moments) - now) if moments else None)
 
     def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
         with self._changed:
@@ -452,7 +571,19 @@ class MemoryStore(Store):
                     old.append((due, job.finished_at, job.new.id))
             for _, _, id in sorted(old)[:limit]:
                 del self._jobs[id]
+            self._forget_unused(now)
             return len(old[:limit]) + self._forget_results(now, limit)
+
+    def _forget_unused(self, now: int) -> None:
+        """Numbers of keys that nobody uses."""
+        waiting = [job.new.terms for job in self._jobs.values() if job.state is JobState.WAITING]
+        limited = {hold.key for terms in waiting for hold in terms.holds}
+        rated = {pace.key for terms in waiting for pace in terms.paces}
+        for key in [key for key in self._caps if not self._permits.get(key) and key not in limited]:
+            del self._caps[key]
+        for key, rate in list(self._rates.items()):
+            if not rate.tickets and key not in rated and rate.bucket.since + rate.pace.period <= now:
+                del self._rates[key]
 
     def _forget_results(self, now: int, limit: int) -> int:
         old = [job for job in self._jobs.values() if job.result_until is not None and job.result_until <= now]
@@ -498,25 +629,32 @@ class MemoryStore(Store):
                 return True
             case Act.RETRY if job.state in (JobState.FAILED, JobState.CANCELLED):
                 self._keep_last_failure(job)
-                job.state = job.due
                 job.attempts = job.losses = job.strays = 0
-                job.order_key = now
+                job.become_due(now)
                 job.outcome = job.finished_at = job.started_at = job.expires_at = None
                 job.prune_at = job.result_until = None
             case Act.RUN_NOW if job.state is JobState.SCHEDULED:
-                job.state = job.due
-                job.order_key = now
+                job.become_due(now)
             case Act.DISCARD:
                 self._free_permits(job)
                 self._free_unique(job)
                 del self._jobs[job.new.id]
             case Act.CHANGE if not job.state.finished:
-                job.queue = change.queue if change.queue is not None else job.queue
-                job.priority = change.priority if change.priority is not None else job.priority
+                self._change(job, change)
             case _:
                 return False
         job.epoch += 1
         return True
+
+    def _change(self, job: _Job, change: Change) -> None:
+        if change.priority is not None:
+            if job.state is not JobState.SCHEDULED:
+                job.order_key += (job.priority - change.priority) * job.ageing
+            job.priority = change.priority
+        if change.queue is not None:
+            if job.waits_on.startswith(FAIR):
+                job.waits_on = fair_line(change.queue, str(job.new.share))
+            job.queue = change.queue
 
     def _keep_last_failure(self, job: _Job) -> None:
         last = job.outcome
@@ -606,10 +744,32 @@ class MemoryStore(Store):
     def limits(self, after: str = "", limit: int = 100) -> list[LimitView]:
         with self._changed:
             lines = (job.waits_on for job in self._jobs.values() if job.state is JobState.WAITING)
-            waiting = Counter(line for line in lines if "/" in line)
+            waiting = Counter(line.removeprefix(LIMIT) for line in lines if line.startswith(LIMIT))
             holders = {key: len(taken) for key, taken in self._permits.items() if taken}
             keys = sorted(key for key in {*waiting, *holders, *self._set_limits} if key > after)[:limit]
             return [LimitView(key, self._set_limits.get(key), holders.get(key, 0), waiting.get(key, 0)) for key in keys]
+
+    def set_weight(self, share: str, weight: int | None, actor: str, reason: str) -> None:
+        with self._changed:
+            if weight is None:
+                self._weights.pop(share, None)
+            else:
+                self._weights[share] = weight
+            self._audit.append(Audit(self.clock.now(), actor, "set_weight", reason, 0))
+
+    def weights(self) -> dict[str, int]:
+        with self._changed:
+            return dict(sorted(self._weights.items()))
+
+    def rates(self, after: str = "", limit: int = 100) -> list[RateView]:
+        with self._changed:
+            now = self.clock.now()
+            waiting = Counter(job.waits_on for job in self._jobs.values() if job.state is JobState.WAITING)
+            found = sorted((key, rate) for key, rate in self._rates.items() if key > after)[:limit]
+            return [
+                RateView(key, it.pace, max(0, it.bucket.opens_at(it.pace) - now), waiting[rate_line(key)])
+                for key, it in found
+            ]
 
     def processes(self) -> list[ProcessView]:
         with self._changed:
@@ -733,6 +893,15 @@ class _MemoryWatch(Watch):
 
     def close(self) -> None:
         pass
+
+
+def _stands_with(other: _Job, job: _Job) -> bool:
+    """Whether it has its turn already and stands where the job may come to stand."""
+    if other.rank != job.rank:
+        return False
+    if other.state is JobState.READY:
+        return other.queue == job.queue
+    return other.state is JobState.WAITING and other.waits_on in ("", *job.lines)
 
 
 def _moment(microseconds: int | None) -> datetime | None:

@@ -16,6 +16,7 @@ from packhorse.errors import ConfigError, SchemaError, StoreFull, StoreUnsafe, S
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
 from packhorse.job import JobState, NewJob, StoredJob, Token
+from packhorse.limits import Pace
 from packhorse.outcome import Outcome, release
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
@@ -41,6 +42,7 @@ from packhorse.stores.contract import (
     ProcessView,
     Promoted,
     QueueCounts,
+    RateView,
     Retention,
     Selection,
     Store,
@@ -61,8 +63,8 @@ SMALL = 64  # outcomes in an exchange that may grow a little while others write
 WAL_WARNING_EVERY = 60.0
 HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
 ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
-PROMOTE = """
-    update job set state = case when limited then 2 else 3 end, waits_on = ''
+PROMOTE = f"""
+    update job set {admission.DUE}, order_key = order_key - {admission.LED}
     where state = 1 and (order_key, id) <= (?, ?)
 """
 ENDED_PAUSES = "select kind, name from pause where until <= ?"
@@ -89,6 +91,7 @@ class SQLiteStore(Store):
         self.path = path
         self._connections = Connections(path, options.get("synchronous", "full"))
         self._ballast = Ballast(path)
+        self._admission = admission.Admission()
         self._migrated = False
         self._warn_at = 0.0
 
@@ -138,11 +141,11 @@ class SQLiteStore(Store):
             now = self.clock.now()
             alive = self._renew(c, process)
             before = c.total_changes
-            refused = sqlite_exchange.finish(c, outcomes, now) if outcomes else []
+            refused, freed = sqlite_exchange.finish(c, outcomes, now) if outcomes else ([], None)
             for token in started:
                 c.execute(sqlite_exchange.STARTED, (now, *token))
             failpoint("exchange.between")
-            admission.admit(c, now, ADMIT_AT_ONCE)
+            self._admission.admit(c, now, ADMIT_AT_ONCE, freed)
             entries = []
             if alive and limit:
                 entries = sqlite_exchange.take(c, process, nonce, queues, limit, starting, now)
@@ -160,7 +163,7 @@ class SQLiteStore(Store):
         """A look without the write lock; None where there is something to claim."""
         with self._cursor() as c:
             now = self.clock.now()
-            if limit and (admission.arrived(c) or any(sqlite_exchange.open_queues(c, queues, now))):
+            if limit and (self._admission.arrived(c, now) or any(sqlite_exchange.open_queues(c, queues, now))):
                 return None
             alive = c.execute(ALIVE, (process, self.clock.boot(), self.clock.ticks())).fetchone() is not None
             return Exchanged([], [], alive, now)
@@ -168,6 +171,10 @@ class SQLiteStore(Store):
     def _renew(self, c: sqlite3.Connection, process: bytes) -> bool:
         ticks = self.clock.ticks()
         return c.execute(RENEW, (ticks, process, self.clock.boot(), ticks)).rowcount == 1
+
+    def take_token(self, pace: Pace, patience: int) -> int | None:
+        with self._transaction() as c:
+            return admission.take_token(c, pace, patience, self.clock.now())
 
     def beat(self, processes: Collection[bytes]) -> Beaten:
         with self._transaction() as c:
@@ -216,7 +223,7 @@ class SQLiteStore(Store):
         with self._transaction() as c:
             c.execute("update job set epoch = epoch + 1 where state = 4 and process = ?", (process,))
             held = [Token(*row) for row in c.execute(HELD, (process,))]
-            sqlite_exchange.finish(c, [release(token) for token in held], self.clock.now())
+            sqlite_exchange.finish(c, [release(token) for token in held], self.clock.now())  # they keep their permits
             c.execute("delete from process where id = ?", (process,))
             failpoint("leave.before_commit")
         failpoint("leave.after_commit")
@@ -229,19 +236,19 @@ class SQLiteStore(Store):
         now = self.clock.now()
         with self._cursor() as c:
             first = c.execute(nth, (0,)).fetchone()
-            idle = limit <= 0 or not (admission.arrived(c) or c.execute(ENDED_PAUSES, (now,)).fetchone())
-        if idle and (first is None or first[0] > now or limit <= 0):
-            return Promoted(0, None if first is None else max(0, first[0] - now))
+            idle = not (self._admission.arrived(c, now) or c.execute(ENDED_PAUSES, (now,)).fetchone())
+            if limit <= 0 or (idle and (first is None or first[0] > now)):
+                return Promoted(0, _next_due(c, first, now))
         with self._transaction() as c:
             last = c.execute(nth, (limit - 1,)).fetchone()
             bound = last if last and last[0] <= now else (now + 1, b"")
             jobs = c.execute(PROMOTE, bound).rowcount
             self._end_pauses(c, now)
-            jobs = max(jobs, admission.admit(c, now, limit))
-            following = c.execute(nth, (0,)).fetchone()
+            jobs = max(jobs, self._admission.admit(c, now, limit))
+            next_due = _next_due(c, c.execute(nth, (0,)).fetchone(), now)
             failpoint("promote.before_commit")
         failpoint("promote.after_commit")
-        return Promoted(jobs, None if following is None else max(0, following[0] - now))
+        return Promoted(jobs, next_due)
 
     def _end_pauses(self, c: sqlite3.Connection, now: int) -> None:
         for kind, name in c.execute(ENDED_PAUSES, (now,)).fetchall():
@@ -281,12 +288,14 @@ class SQLiteStore(Store):
         self._ballast.keep()
         self._look_at_wal()
         with self._cursor() as c:
-            if not self._prunable(c, retention, 1) and not c.execute(OLD_RESULTS, (self.clock.now(), 1)).fetchone():
+            old_results = c.execute(OLD_RESULTS, (self.clock.now(), 1)).fetchone()
+            if not (old_results or self._prunable(c, retention, 1) or admission.remembers(c)):
                 return 0
         with self._transaction() as c:
             ids = self._prunable(c, retention, limit)
             sqlite_exchange.delete(c, ids)
             c.execute("delete from unique_key where lapses_at <= ?", (self.clock.now(),))
+            admission.forget_unused(c, self.clock.now())
             results = c.execute(FORGET_RESULTS, (RESULT_PRUNED, self.clock.now(), limit)).rowcount
             failpoint("prune.before_commit")
         failpoint("prune.after_commit")
@@ -390,6 +399,16 @@ class SQLiteStore(Store):
             failpoint("move.before_commit")
         failpoint("move.after_commit")
 
+    def set_weight(self, share: str, weight: int | None, actor: str, reason: str) -> None:
+        with self._transaction() as c:
+            if weight is None:
+                c.execute("delete from share_weight where share = ?", (share,))
+            else:
+                c.execute("insert or replace into share_weight (share, weight) values (?, ?)", (share, weight))
+            self._audit(c, self.clock.now(), actor, "set_weight", reason)
+            failpoint("move.before_commit")
+        failpoint("move.after_commit")
+
     def _audit(self, c: sqlite3.Connection, now: int, actor: str, act: str, reason: str, jobs: int = 0) -> None:
         row = (now, actor, act, reason, jobs)
         c.execute("insert into audit (at, actor, act, reason, jobs) values (?, ?, ?, ?, ?)", row)
@@ -442,6 +461,14 @@ class SQLiteStore(Store):
     def limits(self, after: str = "", limit: int = 100) -> list[LimitView]:
         with self._cursor() as c:
             return admission.limits(c, after, limit)
+
+    def rates(self, after: str = "", limit: int = 100) -> list[RateView]:
+        with self._cursor() as c:
+            return admission.rates(c, after, limit, self.clock.now())
+
+    def weights(self) -> dict[str, int]:
+        with self._cursor() as c:
+            return dict(c.execute("select share, weight from share_weight order by share").fetchall())
 
     def processes(self) -> list[ProcessView]:
         with self._cursor() as c:
@@ -602,3 +629,10 @@ def _adopted(orphan: Orphan, adopter: bytes, nonce: int) -> Orphan:
     token = orphan.claim.token
     mine = Token(adopter, nonce, token.id, token.epoch + 1)
     return orphan._replace(claim=orphan.claim._replace(token=mine))
+
+
+def _next_due(c: sqlite3.Connection, first: tuple[int, bytes] | None, now: int) -> int | None:
+    """When the first scheduled job is due, or a rate calls who waits for it."""
+    (calls,) = c.execute("select min(wake_at) from rate where wake_at < ?", (admission.NOBODY_KNOWS,)).fetchone()
+    moments = [moment for moment in (calls, first and first[0]) if moment is not None]
+    return max(0, min(moments) - now) if moments else None

@@ -1,31 +1,49 @@
-"""Permits and unique keys on SQLite: what may run now. Functions of an open transaction.
+"""Permits and tokens on SQLite: what may run now. Functions of an open transaction.
 
-A limited job waits in the line of the one key that held it up, or at the door (no key), where it is judged. Whatever
-makes room for a key calls the first of its line to the door, so a job waits in a line only while that key is full.
+A limited job waits in the line of the one key that held it up, or at the door (no line), where it is judged. Whatever
+makes room for a key calls the first of its line to the door, so a job waits in a line only while that key is full. A
+rate knows when its next token is there, and calls then.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
 
 from packhorse.job import NewJob
-from packhorse.limits import Claimed, Conflict, Hold, UniqueConflict
-from packhorse.stores.contract import LimitView
+from packhorse.limits import CATCH_UP, MERGES_CAP, Bucket, Conflict, Hold, Pace, UniqueConflict
+from packhorse.stores import sqlite_unique
+from packhorse.stores.contract import FAIR, LIMIT, MERGED, LimitView, RateView, limit_line, parked_line, rate_line
+from packhorse.stores.sqlite_batches import batched, read
+from packhorse.stores.sqlite_turns import Turns, forget_turns
 
 CONFLICTS = list(Conflict)
-AT_THE_DOOR = """
-    select rank, order_key, id, n from job indexed by job_waiting
-    where state = 2 and waits_on = '' order by rank, order_key, id limit ?
+# A job that has become due: jobs of a share wait for their turn, those with limits at the door.
+DUE = f"""
+    state = case when limited or share is not null then 2 else 3 end,
+    waits_on = case when share is null then '' else '{FAIR}' || queue || '/' || share end
+"""
+LED = "coalesce(priority, 0) * ageing"  # how much earlier its priority lets it stand
+ARRIVED = """
+    select (select waits_on from job indexed by job_waiting where state = 2 order by waits_on limit 1),
+           exists (select 1 from rate where wake_at <= ?)
 """
 LINE = """
     select rank, order_key, id, n from job indexed by job_waiting
-    where state = 2 and waits_on = ? order by rank, order_key, id limit ?
+    where state = 2 and waits_on = ? and (rank, order_key, id) > (?, ?, ?) order by rank, order_key, id limit ?
 """
-CALL = f"update job set waits_on = '' where n in (select n from ({LINE}))"
-HOLDS = "select key, permits, conflict from hold where id = ? order by place"
+CALL = """
+    update job set waits_on = '' where n in (
+        select n from job indexed by job_waiting where state = 2 and waits_on = ? order by rank, order_key, id limit ?
+    )
+"""
+STANDS = "select 1 from job indexed by job_waiting where state = 2 and waits_on = ? limit 1"
+STANDING = "select count(*) from job indexed by job_waiting where state = 2 and waits_on = ?"
+HOLDS = "select id, key, number, conflict, period, burst from hold where id in (values {values}) order by id, place"
 RIVALS = """
     select job.id, job.n from job indexed by job_waiting join payload on payload.id = job.id
     where state = 2 and waits_on = ? and exists (select 1 from hold where hold.id = job.id and conflict = ?)
@@ -34,151 +52,394 @@ RIVALS = """
 CANCEL_ONE = """
     update job set state = 7, waits_on = '', finished_at = ?, process = null, epoch = epoch + 1 where n = ?
 """
-KEYS = """
+RATE = "select tokens, period, burst, brought_by, since, taken, wake_at from rate where key = ?"
+SAVE_RATE = """
+    insert or replace into rate (key, tokens, period, burst, brought_by, since, taken, wake_at)
+    values (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+KEYS = f"""
     select key from permit where key > ?
     union select key from limit_set where key > ?
-    union select waits_on from job indexed by job_waiting where state = 2 and waits_on > ? and instr(waits_on, '/')
+    union select substr(waits_on, {len(LIMIT) + 1}) from job indexed by job_waiting
+          where state = 2 and waits_on > '{LIMIT}' || ? and waits_on < '{LIMIT[:-1]};'
     order by 1 limit ?
 """
+ASKED_FOR = "select key from job indexed by job_waiting join hold on hold.id = job.id where state = 2 and hold.period"
+UNUSED_CAPS = f"delete from limit_cap where key not in (select key from permit) and key not in ({ASKED_FOR} is null)"
+UNUSED_RATES = f"""
+    delete from rate
+    where since + period <= ? and key not in (select key from ticket) and key not in ({ASKED_FOR} is not null)
+"""
+FEW = 10_000  # waiting jobs to look through
 LOOK_AT_ONCE = 1_000
+JUDGE_AT_ONCE = 4_000  # lines behind two limits may have to move from one to the other
+FIRST = (-1_000, 0, b"")  # before every job of a line
+NOBODY_KNOWS = 1 << 62  # when a rate calls next whose tickets are all out
 
 Standing = tuple[int, int, bytes, int]  # rank, order key, id, n
 
 
-# Limits.
+class Needs(NamedTuple):
+    holds: list[Hold]
+    paces: list[Pace]
+
+    @property
+    def lines(self) -> list[str]:
+        return [limit_line(hold.key) for hold in self.holds] + [rate_line(pace.key) for pace in self.paces]
 
 
 def write_holds(c: sqlite3.Connection, jobs: Iterable[NewJob]) -> None:
-    rows = [
-        (job.id, place, hold.key, hold.to, CONFLICTS.index(hold.conflict))
-        for job in jobs
-        for place, hold in enumerate(job.terms.holds)
-    ]
+    rows: list[tuple[object, ...]] = []
+    for job in jobs:
+        if (terms := job.terms).limited:
+            rows += [
+                (job.id, place, hold.key, hold.to, CONFLICTS.index(hold.conflict), None, None)
+                for place, hold in enumerate(terms.holds)
+            ]
+            rows += [
+                (job.id, place, pace.key, pace.tokens, 0, pace.period, pace.burst)
+                for place, pace in enumerate(terms.paces, len(terms.holds))
+            ]
     if rows:
-        insert = "insert into hold (id, place, key, permits, conflict) values (?, ?, ?, ?, ?)"
-        c.executemany(insert, rows)
+        batched(c, "insert into hold (id, place, key, number, conflict, period, burst) values {values}", rows)
 
 
-def arrived(c: sqlite3.Connection) -> bool:
-    """Somebody is at the door."""
-    return c.execute(AT_THE_DOOR, (1,)).fetchone() is not None
+def needs_of(c: sqlite3.Connection, ids: Sequence[bytes]) -> dict[bytes, Needs]:
+    found: dict[bytes, Needs] = {id: Needs([], []) for id in ids}
+    for id, key, number, conflict, period, burst in read(c, HOLDS, ids):
+        if period is None:
+            found[id].holds.append(Hold(key, number, CONFLICTS[conflict]))
+        else:
+            found[id].paces.append(Pace(key, number, period, burst))
+    return found
 
 
-def admit(c: sqlite3.Connection, now: int, limit: int) -> int:
-    """Judge who is at the door, by priority and age, until `limit` are ready; how many became so."""
-    return _Door(c, now, limit).open()
+# Coming in.
+
+
+class Admission:
+    """What a store remembers between rounds: which share was looked at last."""
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def arrived(self, c: sqlite3.Connection, now: int) -> bool:
+        """Somebody is at the door, wants a turn, or waits for a token that is there."""
+        first, due = c.execute(ARRIVED, (now,)).fetchone()
+        return bool(due) or (isinstance(first, str) and (first == "" or first.startswith(FAIR)))
+
+    def admit(self, c: sqlite3.Connection, now: int, limit: int, freed: Counter[str] | None = None) -> int:
+        """Judge who is at the door, by priority and age, until `limit` are ready; how many moved on.
+
+        `freed` are lines that have room again, and how much.
+        """
+        if not freed and not self.arrived(c, now):
+            return 0
+        turns, self._line = Turns(c, now).take(self._line, LOOK_AT_ONCE)
+        return max(turns, _Door(c, now, limit).open(freed or Counter()))
+
+
+class _Key:
+    """A limit during one round. Room only shrinks: whoever ends meanwhile does so in another transaction."""
+
+    def __init__(self, c: sqlite3.Connection, key: str) -> None:
+        taken = {n for (n,) in c.execute("select n from permit where key = ?", (key,))}
+        self.held = len(taken)
+        self.numbers = (n for n in count(1) if n not in taken)
+        row = c.execute("select permits from limit_set where key = ?", (key,)).fetchone()
+        self.set_to: int | None = None if row is None else row[0]
+        row = c.execute("select permits, since from limit_cap where key = ?", (key,)).fetchone()
+        self.cap: int = row[0] if row else 0
+        self.since: bytes = row[1] if row else b""
+
+    @property
+    def has_room(self) -> bool:
+        return self.held < (self.cap if self.set_to is None else self.set_to)
+
+
+class _Rate:
+    """A rate during one round."""
+
+    def __init__(self, c: sqlite3.Connection, pace: Pace) -> None:
+        self._row = c.execute(RATE, (pace.key,)).fetchone()
+        row = self._row or (*pace[1:], b"", 0, 0, None)
+        self.pace = Pace(pace.key, *row[:3])
+        self.brought_by: bytes = row[3]
+        self.bucket = Bucket(row[4], row[5])
+        (self.tickets,) = c.execute("select count(*) from ticket where key = ?", (pace.key,)).fetchone()
+        self.late = CATCH_UP if c.execute(STANDS, (rate_line(pace.key),)).fetchone() else 0
+
+    def is_open(self, now: int) -> bool:
+        return self.bucket.opens_at(self.pace) <= now and self.tickets < self.pace.depth
+
+    def bring(self, pace: Pace, id: bytes) -> None:
+        self.bucket = self.bucket.at(self.pace, pace)
+        self.pace, self.brought_by = pace, id
+
+    def save(self, c: sqlite3.Connection) -> None:
+        wake_at = None
+        if c.execute(STANDS, (rate_line(self.pace.key),)).fetchone():
+            wake_at = self.bucket.opens_at(self.pace) if self.tickets < self.pace.depth else NOBODY_KNOWS
+        row = (*self.pace[1:], self.brought_by, *self.bucket, wake_at)
+        if row != self._row:
+            c.execute(SAVE_RATE, (self.pace.key, *row))
 
 
 class _Door:
-    """One round of judging. Rooms are counted once for each key."""
+    """One round of judging. What it decides is written together, in few statements."""
 
     def __init__(self, c: sqlite3.Connection, now: int, limit: int) -> None:
         self._c = c
         self._now = now
         self._limit = limit
-        self._taken: dict[str, set[int]] = {}
-        self._set: dict[str, int | None] = {}
-        self._caps: dict[str, tuple[int, bytes]] = {}  # for each key the number that counts, and the job it came with
+        self._admitted = self._judged = 0
+        self._keys: dict[str, _Key] = {}
+        self._rates: dict[str, _Rate] = {}
+        self._needs: dict[bytes, Needs] = {}
         self._heap: list[Standing] = []
-        self._sent_away: set[int] = set()
+        self._seen: set[int] = set()
+        self._called: set[int] = set()  # out of the line of a limit, and not judged yet
+        self._lines: dict[str, Iterator[Standing]] = {}
+        self._permits: list[tuple[str, int, bytes]] = []
+        self._tickets: list[tuple[str, bytes]] = []
+        self._ready: list[tuple[int]] = []
+        self._sent: dict[str, list[tuple[int]]] = {}
+        self._brought: dict[str, tuple[str, int, bytes]] = {}  # keys with a newer number
 
-    def open(self) -> int:
-        admitted = 0
-        while admitted < self._limit:
-            came = self._c.execute(AT_THE_DOOR, (LOOK_AT_ONCE,)).fetchall()
-            if not came:
+    def open(self, freed: Counter[str]) -> int:
+        for line, number in freed.items():
+            self._call(line, number)
+        for (key,) in self._c.execute("select key from rate where wake_at <= ?", (self._now,)).fetchall():
+            self._call(rate_line(key))
+        while self._wants_more:
+            came = self._c.execute(LINE, ("", *FIRST, LOOK_AT_ONCE)).fetchall()
+            self._come([one for one in came if one[3] not in self._seen])
+            if not self._heap:
                 break
-            self._heap = list(came)
-            for *_, id, _ in came:
-                self._note_caps(id)
-            while self._heap and self._heap[0] <= came[-1] and admitted < self._limit:
-                admitted += self._judge(heappop(self._heap))
-        return admitted
+            last = came[-1] if len(came) == LOOK_AT_ONCE else None
+            while self._heap and self._wants_more and (last is None or self._heap[0] <= last):
+                self._judge(heappop(self._heap))
+            self._write()
+        left = [(one[3],) for one in self._heap if one[3] in self._called]
+        batched(self._c, "update job set waits_on = '' where n in (values {values})", left)
+        for rate in self._rates.values():
+            rate.save(self._c)
+        return self._admitted
 
-    def _holds(self, id: bytes) -> list[Hold]:
-        rows = self._c.execute(HOLDS, (id,)).fetchall()
-        return [Hold(key, permits, CONFLICTS[conflict]) for key, permits, conflict in rows]
+    @property
+    def _wants_more(self) -> bool:
+        return self._admitted < self._limit and self._judged < JUDGE_AT_ONCE
 
-    def _note_caps(self, id: bytes) -> None:
-        """The newest job's number counts for all; where that makes room, somebody may come."""
-        for hold in self._holds(id):
-            cap, since = self._cap(hold.key)
-            if id > since:
-                write = "insert or replace into limit_cap (key, permits, since) values (?, ?, ?)"
-                self._c.execute(write, (hold.key, hold.to, id))
-                self._caps[hold.key] = (hold.to, id)
-                for _ in range(cap, hold.to):
-                    self._call_next(hold.key)
-
-    def _judge(self, one: Standing) -> bool:
-        *_, id, n = one
-        holds = self._holds(id)
-        full = next((hold for hold in holds if not self._has_room(hold.key)), None)
-        if full is None:
-            self._admit(id, n, holds)
-            return True
-        if full.conflict is Conflict.DISCARD:
-            cancel(self._c, [(id, n)], f"discarded: {full.key} was taken", self._now)
-            return False
-        self._c.execute("update job set waits_on = ? where n = ?", (full.key, n))
-        self._sent_away.add(n)
-        if full.conflict is Conflict.REPLACE:
-            *older, _ = self._c.execute(RIVALS, (full.key, CONFLICTS.index(Conflict.REPLACE))).fetchall()
-            cancel(self._c, older, "replaced", self._now)
-        for hold in holds:
-            if hold.key != full.key and self._has_room(hold.key):  # it took up the room of another, who may pass
-                self._call_next(hold.key)
-        return False
-
-    def _admit(self, id: bytes, n: int, holds: list[Hold]) -> None:
-        for hold in holds:
-            taken = self._taken[hold.key]
-            number = next(number for number in range(1, len(taken) + 2) if number not in taken)
-            taken.add(number)
-            self._c.execute("insert into permit (key, n, id) values (?, ?, ?)", (hold.key, number, id))
-        self._c.execute("update job set state = 3, waits_on = '' where n = ?", (n,))
-
-    def _has_room(self, key: str) -> bool:
-        if key not in self._taken:
-            self._taken[key] = {n for (n,) in self._c.execute("select n from permit where key = ?", (key,))}
-            row = self._c.execute("select permits from limit_set where key = ?", (key,)).fetchone()
-            self._set[key] = None if row is None else row[0]
-        allowed = self._set[key]
-        return len(self._taken[key]) < (self._cap(key)[0] if allowed is None else allowed)
-
-    def _cap(self, key: str) -> tuple[int, bytes]:
-        if key not in self._caps:
-            row = self._c.execute("select permits, since from limit_cap where key = ?", (key,)).fetchone()
-            self._caps[key] = row or (0, b"")
-        return self._caps[key]
-
-    def _call_next(self, key: str) -> None:
-        """Room only shrinks during a round, so whoever was sent away in it need not be asked again."""
-        line = self._c.execute(LINE, (key, len(self._sent_away) + 1))
-        one = next((one for one in line if one[3] not in self._sent_away), None)
-        if one is not None:
-            self._c.execute("update job set waits_on = '' where n = ?", (one[3],))
+    def _come(self, standing: Sequence[Standing]) -> None:
+        self._needs |= needs_of(self._c, [id for _, _, id, _ in standing])
+        self._seen.update(n for *_, n in standing)
+        for id in sorted((id for _, _, id, _ in standing), reverse=True):
+            self._note_numbers(id)
+        for one in standing:
             heappush(self._heap, one)
 
+    def _note_numbers(self, id: bytes) -> None:
+        """The newest job's number counts for all; where that makes room, somebody may come."""
+        holds, paces = self._needs[id]
+        for hold in holds:
+            key = self._key(hold.key)
+            if id > key.since:
+                room = hold.to - key.cap
+                key.cap, key.since = hold.to, id
+                self._brought[hold.key] = (hold.key, hold.to, id)
+                if room > 0:
+                    self._call(limit_line(hold.key), room)
+        for pace in paces:
+            rate = self._rate(pace)
+            if id > rate.brought_by:
+                rate.bring(pace, id)
+                self._call(rate_line(pace.key))
 
-def free(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
-    """Take back the permits of these jobs and call those that wait for them."""
-    if c.execute("select 1 from permit limit 1").fetchone() is None:
-        return
+    def _judge(self, one: Standing) -> None:
+        *_, id, n = one
+        self._judged += 1
+        needs = self._needs.pop(id)
+        self._called.discard(n)
+        full = next((hold for hold in needs.holds if not self._key(hold.key).has_room), None)
+        shut = next((pace for pace in needs.paces if not self._rate(pace).is_open(self._now)), None)
+        if full is None and shut is None:
+            self._admit(id, n, needs)
+            return
+        line = limit_line(full.key) if full is not None else rate_line(shut.key) if shut is not None else ""
+        if full is not None and full.conflict is Conflict.DISCARD:
+            _end(self._c, [(id, n)], f"discarded: {full.key} was taken", self._now)
+        else:
+            self._sent.setdefault(line, []).append((n,))
+        if full is not None and full.conflict is Conflict.REPLACE:
+            self._write()
+            *older, _ = self._c.execute(RIVALS, (line, CONFLICTS.index(Conflict.REPLACE))).fetchall()
+            _end(self._c, older, "replaced", self._now)
+        for other in needs.lines:  # it took up the room of another, who may pass
+            if other != line:
+                self._call(other)
+
+    def _admit(self, id: bytes, n: int, needs: Needs) -> None:
+        for hold in needs.holds:
+            key = self._key(hold.key)
+            key.held += 1
+            self._permits.append((hold.key, next(key.numbers), id))
+        for pace in needs.paces:
+            rate = self._rate(pace)
+            rate.bucket = rate.bucket.less(rate.pace, self._now - rate.late)
+            rate.tickets += 1
+            self._tickets.append((pace.key, id))
+            self._call(rate_line(pace.key))
+        self._ready.append((n,))
+        self._admitted += 1
+
+    def _call(self, line: str, number: int = 1) -> None:
+        """The first of a line come to the door, where it has room for them."""
+        if line not in self._lines:
+            self._lines[line] = self._line(line)
+        if not self._has_room(line):
+            return
+        called = []
+        for one in self._lines[line]:
+            if one[3] not in self._seen:
+                called.append(one)
+                if len(called) == number:
+                    break
+        if line.startswith(LIMIT):  # a rate calls again by itself
+            self._called.update(one[3] for one in called)
+        self._come(called)
+
+    def _line(self, line: str) -> Iterator[Standing]:
+        after, size = FIRST, 4
+        while rows := self._c.execute(LINE, (line, *after, size)).fetchall():
+            yield from rows
+            if len(rows) < size:
+                return
+            after, size = rows[-1][:3], min(4 * size, 256)
+
+    def _has_room(self, line: str) -> bool:
+        if line.startswith(LIMIT):
+            return self._key(line.removeprefix(LIMIT)).has_room
+        key = line.removeprefix(rate_line(""))
+        return self._rate(Pace(key, 1, 1)).is_open(self._now)
+
+    def _key(self, key: str) -> _Key:
+        if key not in self._keys:
+            self._keys[key] = _Key(self._c, key)
+        return self._keys[key]
+
+    def _rate(self, pace: Pace) -> _Rate:
+        if pace.key not in self._rates:
+            self._rates[pace.key] = _Rate(self._c, pace)
+        return self._rates[pace.key]
+
+    def _write(self) -> None:
+        c = self._c
+        write = "insert or replace into limit_cap (key, permits, since) values (?, ?, ?)"
+        c.executemany(write, self._brought.values())
+        batched(c, "insert into permit (key, n, id) values {values}", self._permits)
+        batched(c, "insert into ticket (key, id) values {values}", self._tickets)
+        batched(c, "update job set state = 3, waits_on = '' where n in (values {values})", self._ready)
+        for line, rows in self._sent.items():
+            batched(c, "update job set waits_on = ? where n in (values {values})", rows, line)
+        self._brought, self._permits, self._tickets, self._ready, self._sent = {}, [], [], [], {}
+
+
+# Going out.
+
+
+def free(c: sqlite3.Connection, ids: Sequence[bytes]) -> Counter[str]:
+    """Take back the permits of these jobs; the lines that have room now, and how much."""
     freed: Counter[str] = Counter()
-    for start in range(0, len(ids), 256):
-        part = ids[start : start + 256]
-        taken_back = f"delete from permit where id in ({', '.join('?' * len(part))}) returning key"
-        freed.update(key for (key,) in c.execute(taken_back, part))
-    for key, number in freed.items():
-        c.execute(CALL, (key, number))
+    if c.execute("select 1 from permit limit 1").fetchone() is not None:
+        take_back = "delete from permit where id in (values {values}) returning key"
+        freed.update(limit_line(key) for (key,) in read(c, take_back, ids))
+    return freed
 
 
-def leave_lines(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
-    """Jobs go that may have been called to the door already: let others come in their stead."""
-    for id in ids:
-        for key, *_ in c.execute(HOLDS, (id,)).fetchall():
-            c.execute(CALL, (key, 1))
+def call(c: sqlite3.Connection, freed: Counter[str]) -> None:
+    for line, number in freed.items():
+        c.execute(CALL, (line, number))
+
+
+def leave(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
+    """Jobs go that may have been called to the door already, or be ready: let others come in their stead."""
+    call(c, free(c, ids))
+    free_tickets(c, ids)
+    for needs in needs_of(c, ids).values():
+        for hold in needs.holds:
+            c.execute(CALL, (limit_line(hold.key), 1))
+
+
+def stand_anew(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
+    """Their priority is another one: whoever is first now of those who wait is to be judged."""
+    for id, needs in needs_of(c, ids).items():
+        to_the_door = "update job set waits_on = '' where n = (select n from payload where id = ?) and waits_on = ?"
+        for hold in needs.holds:
+            c.execute(to_the_door, (id, limit_line(hold.key)))
+            c.execute(CALL, (limit_line(hold.key), 1))
+
+
+def free_tickets(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
+    """They have begun, or never will: another may have its token."""
+    if c.execute("select 1 from ticket limit 1").fetchone() is not None:
+        keys = {key for (key,) in read(c, "delete from ticket where id in (values {values}) returning key", ids)}
+        for key in sorted(keys):
+            _Rate(c, Pace(key, 1, 1)).save(c)
+
+
+def free_started(c: sqlite3.Connection, process: bytes, nonce: int) -> None:
+    """What was held until the start of what was just claimed."""
+    sqlite_unique.free_started(c, process, nonce)
+    if c.execute("select 1 from ticket limit 1").fetchone() is not None:
+        started = "select id from job indexed by job_held where state = 4 and process = ? and nonce = ?"
+        free_tickets(c, [id for (id,) in c.execute(started, (process, nonce)).fetchall()])
+
+
+def cancel(c: sqlite3.Connection, jobs: Sequence[tuple[bytes, int]], reason: str, now: int) -> None:
+    """End jobs that do not run: `id` and `n` of each."""
+    _end(c, jobs, reason, now)
+    leave(c, [id for id, _ in jobs])
+
+
+def _end(c: sqlite3.Connection, jobs: Sequence[tuple[bytes, int]], reason: str, now: int) -> None:
+    ids = [id for id, _ in jobs]
+    c.executemany(CANCEL_ONE, [(now, n) for _, n in jobs])
+    c.executemany("insert into ending (id, reason, spent) values (?, ?, 0)", [(id, reason) for id in ids])
+    sqlite_unique.free(c, ids)
+
+
+def give_way(c: sqlite3.Connection, id: bytes, new: NewJob, run_at: int | None, now: int) -> bool:
+    """Whether the job that has the new one's unique key makes room for it, or stands for both."""
+    assert new.terms.unique is not None
+    found = c.execute("select job.n, state from job join payload on payload.n = job.n where payload.id = ?", (id,))
+    n, state = found.fetchone() or (0, 0)
+    if not 1 <= state <= 3:
+        return False
+    match new.terms.unique.conflict:
+        case UniqueConflict.REPLACE:
+            cancel(c, [(id, n)], "replaced", now)
+            return True
+        case UniqueConflict.RESCHEDULE:
+            _reschedule(c, id, n, run_at, now)
+        case UniqueConflict.MERGE:
+            merged = "select count(*) from entry where id = ? and kind = ?"
+            if c.execute(merged, (id, MERGED)).fetchone()[0] >= MERGES_CAP:
+                return True
+            write = "insert into entry (id, kind, name, data) values (?, ?, ?, ?) on conflict do nothing"
+            c.execute(write, (id, MERGED, new.id.hex(), new.payload))
+    return False
+
+
+def _reschedule(c: sqlite3.Connection, id: bytes, n: int, run_at: int | None, now: int) -> None:
+    c.execute("update job set run_at = ?, epoch = epoch + 1 where n = ?", (run_at, n))
+    if run_at is None or run_at <= now:
+        c.execute(f"update job set {DUE}, order_key = ? - {LED} where n = ?", (now, n))
+    else:
+        c.execute("update job set state = 1, waits_on = '', order_key = ? where n = ?", (run_at, n))
+    leave(c, [id])
+
+
+# Numbers.
 
 
 def set_limit(c: sqlite3.Connection, key: str, to: int | None) -> None:
@@ -186,7 +447,32 @@ def set_limit(c: sqlite3.Connection, key: str, to: int | None) -> None:
         c.execute("delete from limit_set where key = ?", (key,))
     else:
         c.execute("insert or replace into limit_set (key, permits) values (?, ?)", (key, to))
-    c.execute(CALL, (key, -1))
+    c.execute(CALL, (limit_line(key), -1))
+
+
+def take_token(c: sqlite3.Connection, pace: Pace, patience: int, now: int) -> int | None:
+    rate = _Rate(c, pace)
+    rate.bring(pace, rate.brought_by)
+    wait = max(0, rate.bucket.opens_at(pace) - now)
+    if wait <= patience:
+        rate.bucket = rate.bucket.less(pace, now)
+    rate.save(c)
+    return wait if wait <= patience else None
+
+
+def remembers(c: sqlite3.Connection) -> bool:
+    """Anything that `forget_unused` may forget."""
+    remembered = "select exists (select 1 from limit_cap) or exists (select 1 from rate) or exists (select 1 from turn)"
+    return bool(c.execute(remembered).fetchone()[0])
+
+
+def forget_unused(c: sqlite3.Connection, now: int) -> None:
+    """Numbers of keys that nobody uses; while many jobs wait, this waits too."""
+    waiting = "select count(*) from (select 1 from job indexed by job_waiting where state = 2 limit ?)"
+    if c.execute(waiting, (FEW,)).fetchone()[0] < FEW:
+        c.execute(UNUSED_CAPS)
+        c.execute(UNUSED_RATES, (now,))
+    forget_turns(c, now)
 
 
 def limits(c: sqlite3.Connection, after: str, limit: int) -> list[LimitView]:
@@ -194,76 +480,21 @@ def limits(c: sqlite3.Connection, after: str, limit: int) -> list[LimitView]:
     for (key,) in c.execute(KEYS, (after, after, after, limit)).fetchall():
         row = c.execute("select permits from limit_set where key = ?", (key,)).fetchone()
         (holders,) = c.execute("select count(*) from permit where key = ?", (key,)).fetchone()
-        (waiting,) = c.execute(f"select count(*) from ({LINE})", (key, -1)).fetchone()
+        (waiting,) = c.execute(STANDING, (limit_line(key),)).fetchone()
         views.append(LimitView(key, row[0] if row else None, holders, waiting))
     return views
 
 
-def cancel(c: sqlite3.Connection, jobs: Sequence[tuple[bytes, int]], reason: str, now: int) -> None:
-    """End jobs that do not run: `id` and `n` of each."""
-    ids = [id for id, _ in jobs]
-    c.executemany(CANCEL_ONE, [(now, n) for _, n in jobs])
-    c.executemany("insert into ending (id, reason, spent) values (?, ?, 0)", [(id, reason) for id in ids])
-    free(c, ids)
-    leave_lines(c, ids)
-    free_unique(c, ids)
-
-
-# Unique keys.
-
-
-def give_way(c: sqlite3.Connection, unique: Claimed, run_at: int | None, now: int) -> bytes | None:
-    """The job that holds the key and stays; None where there is none, or it has given way."""
-    row = c.execute("select id, lapses_at from unique_key where key = ?", (unique.key,)).fetchone()
-    if row is None or (row[1] is not None and row[1] <= now):
-        return None
-    id: bytes = row[0]
-    found = c.execute("select job.n, state from job join payload on payload.n = job.n where payload.id = ?", (id,))
-    n, state = found.fetchone() or (0, 0)
-    if not 1 <= state <= 3:
-        return id
-    if unique.conflict is UniqueConflict.REPLACE:
-        cancel(c, [(id, n)], "replaced", now)
-        return None
-    if unique.conflict is UniqueConflict.RESCHEDULE:
-        free(c, [id])
-        leave_lines(c, [id])
-        due = run_at is None or run_at <= now
-        c.execute(
-            "update job set state = case when ? then case when limited then 2 else 3 end else 1 end, waits_on = '', "
-            "order_key = ?, run_at = ?, epoch = epoch + 1 where n = ?",
-            (due, now if run_at is None or due else run_at, run_at, n),
-        )
-    return id
-
-
-def take_unique(c: sqlite3.Connection, unique: Claimed, id: bytes, now: int) -> None:
-    lapses_at = None if unique.lasting is None else now + unique.lasting
-    write = "insert or replace into unique_key (key, id, until_start, lapses_at) values (?, ?, ?, ?)"
-    c.execute(write, (unique.key, id, unique.until_start, lapses_at))
-
-
-def free_unique(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
-    if c.execute("select 1 from unique_key limit 1").fetchone() is not None:
-        c.executemany("delete from unique_key where id = ? and lapses_at is null", [(id,) for id in ids])
-
-
-def free_started(c: sqlite3.Connection, process: bytes, nonce: int) -> None:
-    """The keys that were held until the start of what was just claimed."""
-    if c.execute("select 1 from unique_key where until_start limit 1").fetchone() is not None:
-        c.execute(
-            "delete from unique_key where until_start and lapses_at is null and id in "
-            "(select id from job indexed by job_held where state = 4 and process = ? and nonce = ?)",
-            (process, nonce),
-        )
+def rates(c: sqlite3.Connection, after: str, limit: int, now: int) -> list[RateView]:
+    views = []
+    for (key,) in c.execute("select key from rate where key > ? order by key limit ?", (after, limit)).fetchall():
+        rate = _Rate(c, Pace(key, 1, 1))
+        (waiting,) = c.execute(STANDING, (rate_line(key),)).fetchone()
+        views.append(RateView(key, rate.pace, max(0, rate.bucket.opens_at(rate.pace) - now), waiting))
+    return views
 
 
 # Paused tasks.
-
-
-def parked(task: str) -> str:
-    """The line of a paused task. No limit key looks like this: they all have a slash."""
-    return f"task:{task}"
 
 
 def park(c: sqlite3.Connection, process: bytes, nonce: int, tasks: Sequence[str]) -> int:
@@ -279,12 +510,14 @@ def park(c: sqlite3.Connection, process: bytes, nonce: int, tasks: Sequence[str]
                        started_at = null
         where n = ?
     """
-    c.executemany(back, [(parked(task), n) for n, _, task in rows])
-    free(c, [id for _, id, _ in rows])
+    c.executemany(back, [(parked_line(task), n) for n, _, task in rows])
+    ids = [id for _, id, _ in rows]
+    call(c, free(c, ids))
+    free_tickets(c, ids)
     return len(rows)
 
 
 def unpark(c: sqlite3.Connection, task: str) -> int:
     """Those of a task that is paused no more go on, by way of the door where they need permits."""
     go_on = "update job set state = case when limited then 2 else 3 end, waits_on = '' where state = 2 and waits_on = ?"
-    return c.execute(go_on, (parked(task),)).rowcount
+    return c.execute(go_on, (parked_line(task),)).rowcount

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, NewJob, Token
-from packhorse.limits import UniqueConflict
 from packhorse.outcome import Outcome, heed
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
+from packhorse.stores import sqlite_unique
+from packhorse.stores.contract import FAIR, fair_line
+from packhorse.stores.sqlite_batches import batched, prepared
 
 log = logging.getLogger("packhorse.store")
 
@@ -32,7 +34,12 @@ UNION_TERMS = 400  # SQLite takes at most 500 in one statement
 BY_ID = "n = (select n from payload where payload.id = ?)"
 INSERT_PAYLOAD = "insert into payload (n, id, task, body, created_at, tags) values {values} on conflict (id) do nothing"
 INSERT_JOB = """
-    insert into job (n, id, state, queue, rank, order_key, run_at, expires_at, share, limited) values {values}
+    insert into job (n, id, state, queue, rank, order_key, run_at, expires_at, share, limited, waits_on) values {values}
+"""
+AGED = """
+    update job set priority = -rank, rank = 0, ageing = ?,
+                   order_key = order_key + case when state > 1 then rank * ? else 0 end
+    where n = ?
 """
 # Most jobs end well, and their statement carries five values a row where the other needs thirteen.
 # Both texts must begin with their verb: for `with … update` Python's sqlite3 counts no rows.
@@ -55,11 +62,11 @@ SUCCEED = """
 """
 FINISH = """
     update job indexed by job_held set
-        state       = case when ended.state = 3 and ended.order_key is not null and limited then 2 else ended.state end,
-        waits_on    = '',
+        state       = case when not {due} then ended.state when limited or share is not null then 2 else 3 end,
+        waits_on    = case when {due} and share is not null then '{fair}' || queue || '/' || share else '' end,
         attempts    = attempts + ended.spent,
         losses      = losses + ended.lost,
-        order_key   = coalesce(ended.order_key, job.order_key + 0),
+        order_key   = coalesce(ended.order_key - case when {due} then {led} else 0 end, job.order_key + 0),
         run_at      = coalesce(ended.run_at, job.run_at + 0),
         claimed_at  = null,
         started_at  = ? - ended.duration,
@@ -78,6 +85,9 @@ FINISH = """
     where job.id = ended.id and job.state = 4
       and job.process = ended.process and job.nonce = ended.nonce and job.epoch = ended.epoch
 """
+FINISH = FINISH.format(
+    due="(ended.state = 3 and ended.order_key is not null)", fair=FAIR, led=admission.LED, values="{values}"
+)
 STILL_OURS = """
     with token (process, nonce, id, epoch) as (values {values})
     select job.process, job.nonce, job.id, job.epoch from token join job indexed by job_held on job.id = token.id
@@ -112,7 +122,8 @@ CLAIM = """
     where state = 3 and queue = ? and (rank, order_key, id) <= (?, ?, ?)
 """
 CLAIM_COLUMNS = """
-    job.process, job.nonce, job.id, job.epoch, task, body, queue, rank, attempts, losses, created_at, expires_at, strays
+    job.process, job.nonce, job.id, job.epoch, task, body, queue, coalesce(-priority, rank), attempts, losses,
+    created_at, expires_at, strays
     from job {index} left join payload on payload.id = job.id
 """
 CLAIMED = (
@@ -128,21 +139,23 @@ def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[byte
         _insert(c, jobs, now)
         return [job.id for job in jobs]
     ids: list[bytes] = []
-    pending: list[NewJob] = []
+    pending: dict[bytes, NewJob] = {}
     for job in jobs:
         stands = job.id
-        if (unique := job.terms.unique) is not None and not _known(c, job.id):
-            if unique.conflict is not UniqueConflict.KEEP and pending:
-                _insert(c, pending, now)  # the one to give way may be among them
-                pending = []
+        if (unique := job.terms.unique) is not None and not _known(c, job.id) and job.id not in pending:
+            holder = sqlite_unique.holder(c, unique, now)
+            if holder in pending:
+                _insert(c, list(pending.values()), now)
+                pending = {}
             run_at = now + job.delay if job.delay is not None else job.run_at
-            stands = admission.give_way(c, unique, run_at, now) or job.id
-            if stands == job.id:
-                admission.take_unique(c, unique, job.id, now)
+            if holder is None or admission.give_way(c, holder, job, run_at, now):
+                sqlite_unique.take(c, unique, job.id, now)
+            else:
+                stands = holder
         if stands == job.id:
-            pending.append(job)
+            pending.setdefault(job.id, job)
         ids.append(stands)
-    _insert(c, pending, now)
+    _insert(c, list(pending.values()), now)
     return ids
 
 
@@ -161,10 +174,12 @@ def _insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
     if tags := [(name, job.id) for _, job in numbered for name in job.tags]:
         c.executemany("insert into tag (name, id) values (?, ?) on conflict do nothing", tags)
     admission.write_holds(c, (job for _, job in numbered))
+    if aged := [(job.ageing, job.ageing, n) for n, job in numbered if job.ageing and job.share is None]:
+        c.executemany(AGED, aged)
 
 
-def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list[Token]:
-    """Write the outcomes whose token stands; the tokens of the others."""
+def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> tuple[list[Token], Counter[str]]:
+    """Write the outcomes whose token stands; the tokens of the others, and the lines that have room now."""
     outcomes = _heeded(c, outcomes)
     c.execute("savepoint finishing")
     refused: list[Token] = []
@@ -174,8 +189,8 @@ def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list
         outcomes, refused = _fenced(c, outcomes)
         _write(c, outcomes, now)
     c.execute("release finishing")
-    admission.free(c, [outcome.token.id for outcome in outcomes if outcome.state is not JobState.READY])
-    admission.free_unique(c, [outcome.token.id for outcome in outcomes if outcome.state.finished])
+    freed = admission.free(c, [outcome.token.id for outcome in outcomes if outcome.state is not JobState.READY])
+    sqlite_unique.free(c, [outcome.token.id for outcome in outcomes if outcome.state.finished])
     if dropped := [outcome.token.id for outcome in outcomes if outcome.keep == 0 and outcome.state.finished]:
         delete(c, dropped)
         outcomes = [outcome for outcome in outcomes if outcome.keep != 0 or not outcome.state.finished]
@@ -185,7 +200,7 @@ def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> list
             began = None if outcome.duration is None else now - outcome.duration
             row = (outcome.spent, began, now, outcome.failure, outcome.spent, outcome.token.id)
             c.execute(INSERT_ATTEMPT, row)
-    return refused
+    return refused, freed
 
 
 def _heeded(c: sqlite3.Connection, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
@@ -298,44 +313,16 @@ def claimed(c: sqlite3.Connection, process: bytes, nonce: int, entries: list[lis
     return claims
 
 
-_SIZES = (256, 64, 16, 4, 1)
-
-
-def batched(c: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...]], *first: Any) -> int:
-    """Run a statement over rows in few large steps, so that few texts are ever prepared; rows changed in all.
-
-    `first` are the parameters before the rows.
-    """
-    if len(rows) == 1:
-        return c.execute(_prepared(statement, 1, len(rows[0])), (*first, *rows[0])).rowcount
-    changed = start = 0
-    for size in _SIZES:
-        while len(rows) - start >= size:
-            text = _prepared(statement, size, len(rows[0]))
-            changed += c.execute(text, [*first, *chain.from_iterable(rows[start : start + size])]).rowcount
-            start += size
-    return changed
-
-
-_texts: dict[tuple[str, int, int], str] = {}
-
-
-def _prepared(statement: str, size: int, width: int) -> str:
-    key = (statement, size, width)
-    if key not in _texts:
-        row = "(" + ", ".join("?" * width) + ")"
-        _texts[key] = statement.format(values=", ".join([row] * size))
-    return _texts[key]
-
-
 def _narrow_row(n: int, job: NewJob, now: int) -> tuple[Any, ...]:
     run_at = now + job.delay if job.delay is not None else job.run_at
     expires_at = now + job.lifetime if job.lifetime is not None else job.expires_at
-    limited = bool(job.terms.holds)
-    if run_at is None or run_at <= now:
-        state = WAITING if limited else READY
-        return (n, job.id, state, job.queue, -job.priority, now, run_at, expires_at, job.share, limited)
-    return (n, job.id, SCHEDULED, job.queue, -job.priority, run_at, run_at, expires_at, job.share, limited)
+    limited = job.terms.limited
+    fixed = (run_at, expires_at, job.share, limited)
+    if run_at is not None and run_at > now:
+        return (n, job.id, SCHEDULED, job.queue, -job.priority, run_at, *fixed, "")
+    if job.share is not None:
+        return (n, job.id, WAITING, job.queue, -job.priority, now, *fixed, fair_line(job.queue, job.share))
+    return (n, job.id, WAITING if limited else READY, job.queue, -job.priority, now, *fixed, "")
 
 
 def _wide_row(n: int, job: NewJob, now: int) -> tuple[Any, ...]:
@@ -373,7 +360,7 @@ def still_ours(c: sqlite3.Connection, tokens: Sequence[Token]) -> set[Token]:
     found: set[Token] = set()
     for start in range(0, len(tokens), 256):
         part = tokens[start : start + 256]
-        text = _prepared(STILL_OURS, len(part), 4)
+        text = prepared(STILL_OURS, len(part), 4)
         found |= {Token(*row) for row in c.execute(text, [value for token in part for value in token])}
     return found
 

@@ -13,7 +13,8 @@ from packhorse.errors import StoreError
 from packhorse.ids import to_text
 from packhorse.job import JobState, StoredAttempt
 from packhorse.stores import sqlite_admission as admission
-from packhorse.stores.contract import Act, Change, Selection
+from packhorse.stores import sqlite_unique
+from packhorse.stores.contract import FAIR, Act, Change, Selection
 from packhorse.stores.sqlite_exchange import (
     BY_ID,
     CANCELLED,
@@ -31,14 +32,25 @@ from packhorse.stores.sqlite_exchange import (
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MOMENT = to_microseconds(datetime(9999, 12, 31, tzinfo=UTC))
 COLUMNS = """
-    job.id, task, state, queue, rank, attempts, losses, created_at, run_at, expires_at, claimed_at, started_at,
-    finished_at, process, share, tags, reason, failure, result_error
+    job.id, task, state, queue, coalesce(-priority, rank), attempts, losses, created_at, run_at, expires_at,
+    claimed_at, started_at, finished_at, process, share, tags, reason, failure, result_error
 """
 VIEW = """
     from payload join job on job.n = payload.n and job.id = payload.id left join ending on ending.id = payload.id
 """
 WIDE = f"select {COLUMNS}, body, result {VIEW}"
 RESEAL = "update payload set body = ? where id = ? and n in (select n from job where state in (6, 7) and n = payload.n)"
+CHANGE = f"""
+    update job set
+        queue     = coalesce(:queue, cast(queue as text)),
+        rank      = case when ageing = 0 then coalesce(-:priority, cast(rank as integer)) else 0 end,
+        priority  = case when ageing = 0 then null else coalesce(:priority, priority) end,
+        order_key = order_key + case when state = 1 then 0 else coalesce(priority - :priority, 0) * ageing end,
+        waits_on  = case when :queue is not null and substr(waits_on, 1, {len(FAIR)}) = '{FAIR}'
+                         then '{FAIR}' || :queue || '/' || share else waits_on end,
+        epoch     = epoch + 1
+    where n = (select n from payload where payload.id = :id)
+"""
 DENSE = 5_000
 # A partial index serves only a query that repeats its condition to the letter.
 INDEXES = (
@@ -73,30 +85,28 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
             )
             c.executemany("delete from ending where id = ?", one)
             c.executemany(
-                "update job set state = case when limited then 2 else 3 end, waits_on = '', attempts = 0, losses = 0, "
-                "strays = 0, order_key = ?, epoch = epoch + 1, "
+                f"update job set {admission.DUE}, attempts = 0, losses = 0, strays = 0, "
+                f"order_key = ? - {admission.LED}, epoch = epoch + 1, "
                 f"started_at = null, finished_at = null, prune_at = null, expires_at = null where {BY_ID}",
                 [(now, id) for id in ids],
             )
         case Act.RUN_NOW:
             c.executemany(
-                "update job set state = case when limited then 2 else 3 end, waits_on = '', order_key = ?, "
-                f"epoch = epoch + 1 where {BY_ID}",
+                f"update job set {admission.DUE}, order_key = ? - {admission.LED}, epoch = epoch + 1 where {BY_ID}",
                 [(now, id) for id in ids],
             )
         case Act.DISCARD:
-            admission.free(c, ids)
-            admission.free_unique(c, ids)
             c.executemany(f"update job set state = {CANCELLED} where {BY_ID}", [(id,) for id in ids])
-            admission.leave_lines(c, ids)
+            admission.leave(c, ids)
+            sqlite_unique.free(c, ids)
             delete(c, ids)
         case Act.CHANGE:
-            rank = None if change.priority is None else -change.priority
             c.executemany(
-                "update job set queue = coalesce(?, cast(queue as text)), rank = coalesce(?, cast(rank as integer)), "
-                f"epoch = epoch + 1 where {BY_ID}",
-                [(change.queue, rank, id) for id in ids],
+                CHANGE,
+                [{"queue": change.queue, "priority": change.priority, "id": id} for id in ids],
             )
+            if change.priority is not None:
+                admission.stand_anew(c, ids)
 
 
 def is_dense(c: sqlite3.Connection, selection: Selection) -> bool:

@@ -28,7 +28,7 @@ from packhorse.testing.contract.helpers import (
 
 def test_a_job_is_ready_at_once(store: Store, clock: ManualClock):
     """A job that asks for nothing special stands ready, and shows what it was given."""
-    new = job("a", queue="mail", priority=7, share="ann", tags=("x", "y"))
+    new = job("a", queue="mail", priority=7, tags=("x", "y"))
     assert store.insert([new]) == [id_of("a")]
     found = look(store, "a")
     assert found == StoredJob(
@@ -40,7 +40,6 @@ def test_a_job_is_ready_at_once(store: Store, clock: ManualClock):
         attempts=0,
         losses=0,
         created_at=now(clock),
-        share="ann",
         tags=("x", "y"),
         payload=b"payload of a",
     )

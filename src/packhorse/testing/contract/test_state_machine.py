@@ -63,7 +63,6 @@ jobs = st.fixed_dictionaries(
         "priority": st.sampled_from([0, 0, 0, 1, -1, 100]),
         "when": st.sampled_from([None, None, None, ("delay", 0), ("delay", 3), ("run_at", 5), ("run_at", -5)]),
         "end": st.sampled_from([None, None, ("lifetime", 4), ("expires_at", 6)]),
-        "share": st.sampled_from([None, "ann"]),
         "tags": st.lists(st.sampled_from(TAGS), max_size=3).map(tuple),
         "task": st.sampled_from(TASKS),
     }

@@ -11,8 +11,8 @@ create table job (
     id          blob    not null,               -- unique by way of payload, which leads from the id to n
     state       integer not null,
     queue       text    not null,
-    rank        integer not null,               -- minus the priority: smaller runs sooner
-    order_key   integer not null,               -- when it became due, or will be
+    rank        integer not null,               -- minus the priority: smaller runs sooner; 0 where it ages
+    order_key   integer not null,               -- when it became due, or will be; for a share, its turn
     epoch       integer not null default 0,     -- raised by every claim and every forced release, never reset
     attempts    integer not null default 0,
     losses      integer not null default 0,
@@ -20,8 +20,10 @@ create table job (
     run_at      integer,
     expires_at  integer,
     share       text,
-    limited     integer not null default 0,     -- it needs permits, see hold
+    limited     integer not null default 0,     -- it needs permits or tokens, see hold
     waits_on    text    not null default '',    -- the line it waits in; empty: at the door, to be judged
+    ageing      integer not null default 0,     -- microseconds of waiting that make up for a point of priority
+    priority    integer,                        -- where it ages, so that the rank does not tell
     process     blob,                           -- the owner while running, then who performed it
     nonce       integer,                        -- of the exchange that claimed it
     claimed_at  integer,
@@ -104,13 +106,15 @@ create table entry (
     primary key (id, kind, name)
 );
 
--- The limits a job must meet before it may run.
+-- The limits and rates a job must meet before it may run; a rate has a period.
 create table hold (
     id       blob    not null,
     place    integer not null,
     key      text    not null,
-    permits  integer not null,
+    number   integer not null,                  -- permits, or tokens in a period
     conflict integer not null,
+    period   integer,
+    burst    integer,
     primary key (id, place)
 ) without rowid;
 
@@ -135,6 +139,43 @@ create table limit_cap (
 create table limit_set (
     key     text    not null primary key,
     permits integer not null
+) without rowid;
+
+-- How far a rate is used up: all its tokens are back at `since` and the time that `taken` of them need.
+create table rate (
+    key        text    not null primary key,
+    tokens     integer not null,
+    period     integer not null,
+    burst      integer not null,
+    brought_by blob    not null,                -- the newest job that came with these numbers
+    since      integer not null,
+    taken      integer not null,
+    wake_at    integer                          -- when it calls those who wait; null: nobody does
+) without rowid;
+
+create index rate_to_wake on rate (wake_at) where wake_at is not null;
+
+-- Jobs that have their token and have not begun.
+create table ticket (
+    key text not null,
+    id  blob not null,
+    primary key (key, id)
+) without rowid;
+
+create index ticket_of_job on ticket (id);
+
+-- The last turn of each share among those who take turns with each other.
+create table turn (
+    scope text    not null,
+    rank  integer not null,
+    share text    not null,
+    last  integer not null,
+    primary key (scope, rank, share)
+) without rowid;
+
+create table share_weight (
+    share  text    not null primary key,
+    weight integer not null
 ) without rowid;
 
 create table unique_key (
