@@ -185,9 +185,10 @@ def test_a_task_takes_tokens_inside(make_app: MakeApp):
         context.take("1/h")
         return context.take("1/h", timeout=timedelta(seconds=1))
 
+    begin = app.clock.now()
     with Embedded(app, concurrency=4):
         assert gather(crawl.enqueue(20), acrawl.enqueue(20), impatient.enqueue(), timeout=SOON) == [20, 20, False]
-    assert max(taken) - min(taken) >= 39 * 5_000, "forty tokens of 5 ms each"
+    assert max(taken) - begin >= 39 * 5_000, "forty tokens of 5 ms each"
 
 
 def test_a_task_called_in_place_need_not_wait(app: Packhorse):
@@ -321,7 +322,7 @@ def test_a_job_of_low_priority_overtakes_in_time(make_app: MakeApp, clock: Manua
     clock.advance(2)
     work.enqueue("after")
     work.using(run_after=timedelta(0), priority=1).enqueue("first")
-    assert Hands(app).work(4) == ["before", "low", "first", "after"]
+    assert Hands(app).work(4) == ["first", "before", "low", "after"]
 
 
 def test_without_ageing_priority_is_strict(app: Packhorse, clock: ManualClock):
