@@ -15,7 +15,7 @@ from packhorse.clock import length, to_microseconds
 from packhorse.errors import ConfigError, JobNotFound, PayloadError
 from packhorse.ids import from_text, to_text
 from packhorse.job import JobState, StoredJob, Token, storable
-from packhorse.limits import PERMITS_CAP, WEIGHT_CAP
+from packhorse.limits import KEY_CAP, PERMITS_CAP, WEIGHT_CAP
 from packhorse.queues import check_name
 from packhorse.stores.contract import Act, Change, Moved, Order, OrderKind, Paused, Selection
 from packhorse.task import Options
@@ -181,6 +181,7 @@ class Control:
         """From now on admit `to` jobs of a limit key ("group/value"), whatever the task says; None takes that back."""
         if to is not None and (isinstance(to, bool) or not isinstance(to, int) or not 0 <= to <= PERMITS_CAP):
             raise ConfigError(f"to must be a whole number from 0 to {PERMITS_CAP:,}, or None, not {to!r}.")
+        check_limit_key(key)
         self._app.store.set_limit(key, to, storable(actor or _me(), TEXT_CAP), storable(reason, TEXT_CAP))
 
     def set_weight(self, share: str, weight: int | None, *, reason: str = "", actor: str | None = None) -> None:
@@ -207,6 +208,19 @@ def known_id(id: str | uuid.UUID) -> bytes:
         return from_text(id)
     except (ValueError, TypeError, AttributeError):
         raise JobNotFound(str(id)) from None
+
+
+def check_limit_key(key: str) -> str:
+    """As jobs have it: the task or group, a slash, and a value."""
+    group, slash, _ = key.partition("/")
+    if not slash or len(key) > KEY_CAP or not key.isprintable():
+        hint = f"Did you mean {key + '/'!r}? " if not slash and key.isprintable() else ""
+        raise ConfigError(
+            f"{key!r} cannot be a limit key. {hint}It is the name of a task or group, a slash and a value, at most "
+            f"{KEY_CAP} letters; `packhorse limits list` shows those in use."
+        )
+    check_name(group, "group")
+    return key
 
 
 def _me() -> str:

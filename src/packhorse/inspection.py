@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from packhorse.clock import to_datetime
 from packhorse.codec import Arguments
 from packhorse.context import Progress
-from packhorse.control import known_id
+from packhorse.control import check_limit_key, known_id
 from packhorse.errors import JobNotFound, PayloadError
 from packhorse.ids import from_text
 from packhorse.job import Job, JobState, StoredJob
@@ -42,9 +43,8 @@ class Inspection:
     def pauses(self) -> list[Pause]:
         return self._app.store.pauses()
 
-    def limits(self) -> Iterator[LimitView]:
-        """Every limit key that has holders, waiting jobs or a number set by hand."""
-        after = ""
+    def limits(self, *, after: str = "") -> Iterator[LimitView]:
+        """Every limit key that has holders, waiting jobs or a number set by hand, in their order, behind `after`."""
         while found := self._app.store.limits(after):
             yield from found
             after = found[-1].key
@@ -59,6 +59,11 @@ class Inspection:
     def weights(self) -> dict[str, int]:
         """The turns that shares get where others get one, as they were set."""
         return self._app.store.weights()
+
+    def limit(self, key: str) -> LimitView:
+        """One of them; a key that nobody uses has no holders and nobody waits."""
+        found = next(iter(self._app.store.limits(just_before(check_limit_key(key)), 1)), None)
+        return found if found is not None and found.key == key else LimitView(key, None, 0, 0)
 
     def processes(self) -> list[ProcessView]:
         return self._app.store.processes()
@@ -179,6 +184,11 @@ def _decoded(codec: ForeignCodec, data: bytes) -> Any:
         raise
     except Exception as error:
         raise PayloadError(f"the task's own codec raised {type(error).__name__}") from None
+
+
+def just_before(key: str) -> str:
+    """A text behind which that key comes first: no key has the last letter of all, which cannot be printed."""
+    return key and f"{key[:-1]}{chr(max(0, ord(key[-1]) - 1))}{chr(sys.maxunicode)}"
 
 
 PROGRESS = ("progress", "")

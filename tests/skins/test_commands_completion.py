@@ -59,6 +59,27 @@ def test_queues_and_tasks_of_the_application_are_offered(app: Packhorse):
     assert offered("jobs", "retry", "--app", "busy_shop", "--task", "busy_shop.d") == ["busy_shop.double"]
 
 
+def test_limit_keys_are_offered(app: Packhorse):
+    """Those in use that begin so."""
+    for number in range(120):
+        app.control.set_limit(f"rooms/{number:03}", 1)
+    app.control.set_limit("rooms/", 1)
+    app.control.set_limit("printer/", 1)
+    assert offered("limits", "set", "p") == ["printer/"]
+    assert offered("limits", "reset", "rooms/11") == [f"rooms/11{number}" for number in range(10)]
+    assert offered("limits", "set", "rooms/")[:2] == ["rooms/", "rooms/000"]
+    assert offered("limits", "set", "\udcff") == []
+
+
+def test_tasks_to_pause_and_to_resume_are_offered(app: Packhorse):
+    """To resume only those that are paused."""
+    app.control.pause_task("busy_shop.mail")
+    app.control.pause("default")
+    assert offered("tasks", "pause", "--app", "busy_shop", "busy_shop.m") == ["busy_shop.mail", "busy_shop.mix"]
+    assert offered("tasks", "resume", "--app", "busy_shop", "") == ["busy_shop.mail"]
+    assert offered("tasks", "resume", "") == ["busy_shop.mail"]
+
+
 def test_trouble_offers_nothing_and_makes_nothing(shop: Path, app: Packhorse):
     """Somebody is just typing."""
     assert offered("jobs", "list", "no_such_shop", "--queue", "") == []

@@ -13,7 +13,7 @@ from packhorse.ids import new_id
 from packhorse.job import JobState
 from packhorse.outcome import Outcome
 from packhorse.queues import EVERYTHING
-from packhorse.stores.contract import ProcessInfo
+from packhorse.stores.contract import Paused, ProcessInfo
 from tests.skins.shops import FORBIDDEN, HOSTILE, Run, at_a_terminal, busy_shop, performed, planted
 
 
@@ -30,6 +30,8 @@ def app(shop: Path) -> Iterator[Packhorse]:
     [claim, *_] = app.store.exchange(me, 1, [], EVERYTHING, 1).claims
     app.store.exchange(me, 2, [Outcome(claim.token, JobState.FAILED, failure=HOSTILE.encode())], EVERYTHING, 0)
     app.store.pause(HOSTILE, None, HOSTILE, HOSTILE)
+    app.store.pause(HOSTILE, None, HOSTILE, HOSTILE, kind=Paused.TASK)
+    app.store.set_limit(HOSTILE, 1, HOSTILE, HOSTILE)
     app.control.cancel([planted(app)], reason=HOSTILE, actor=HOSTILE)
     yield app
     app.close()
@@ -48,6 +50,9 @@ LOOKS = [
     ["status"],
     ["status", "busy_shop"],
     ["queues", "list"],
+    ["tasks", "list"],
+    ["tasks", "list", "busy_shop"],
+    ["limits", "list"],
     ["jobs", "list"],
     ["jobs", "list", "busy_shop"],
     ["dead", "list", "busy_shop"],

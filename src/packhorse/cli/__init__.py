@@ -14,8 +14,10 @@ from packhorse.cli.dead import dead
 from packhorse.cli.enqueueing import enqueue
 from packhorse.cli.health import doctor
 from packhorse.cli.jobs import jobs
+from packhorse.cli.limits import limits
 from packhorse.cli.queues import queues
 from packhorse.cli.store import failpoints, migrate, status
+from packhorse.cli.tasks import tasks
 from packhorse.cli.work import worker
 from packhorse.errors import PackhorseError
 from packhorse.masking import printable
@@ -49,7 +51,21 @@ def main() -> None:
     """
 
 
-for command in (worker, status, jobs, queues, dead, enqueue, check, doctor, migrate, completion, failpoints):
+for command in (
+    worker,
+    status,
+    jobs,
+    queues,
+    tasks,
+    limits,
+    dead,
+    enqueue,
+    check,
+    doctor,
+    migrate,
+    completion,
+    failpoints,
+):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from packhorse.cli.completing import stored_queues
 from packhorse.clock import LONGEST
 from packhorse.masking import masked_url
 from packhorse.runtime.loading import load_app
+from packhorse.task import BaseTask
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -96,6 +98,19 @@ def on_application(*, positional: bool) -> Callable[[F], F]:
         return decorated  # type: ignore[no-any-return]
 
     return decorate
+
+
+def chosen_task(app: Packhorse, name: str) -> BaseTask[..., Any]:
+    """The task of that name; where there is none, an error with those that may be meant."""
+    if name in app.known_tasks:
+        return app.known_tasks[name]
+    near = [known for known in app.known_tasks if known.rpartition(".")[2] == name]
+    near += difflib.get_close_matches(name, app.known_tasks, 3)
+    if near:
+        hint = f"Did you mean {' or '.join(dict.fromkeys(near))}?"
+    else:
+        hint = f"It has: {', '.join(sorted(app.tasks)[:20]) or 'none'}."
+    raise click.ClickException(f"Application {app.name!r} has no task {name!r}. {hint}")
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="For scripts.")

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from itertools import islice
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from packhorse.app import Packhorse
+from packhorse.inspection import just_before
 from packhorse.runtime.loading import load_app
+from packhorse.stores.contract import Paused
 
 SHELLS = {
     "bash": "~/.bashrc",
     "zsh": "~/.zshrc",
     "fish": "~/.config/fish/completions/packhorse.fish",
 }
+OFFERED_KEYS = 100
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)), required=False)
 def completion(shell: str | None) -> None:
-    """Print the script that lets your shell complete commands, options, queues and tasks.
+    """Print the script that lets your shell complete commands, options, queues, tasks and limits.
 
     Without SHELL it is the one of $SHELL.
 
@@ -48,21 +53,35 @@ def completion(shell: str | None) -> None:
 
 def stored_queues(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Queues of the application's tasks, and those that have jobs."""
-    names: set[str] = set()
-    if (app := _application(ctx)) is not None:
-        names |= {task.options.queue_name for task in app.tasks.values()}
-        try:
-            names |= {queue.queue for queue in app.inspection.queues()} if app.inspection.exists() else set()
-        except Exception:
-            pass
-        finally:
-            app.close()
-    return _offered(names, incomplete)
+
+    def found(app: Packhorse) -> Iterator[str]:
+        yield from (task.options.queue_name for task in app.tasks.values())
+        if app.inspection.exists():
+            yield from (queue.queue for queue in app.inspection.queues())
+
+    return _offered(ctx, incomplete, found)
 
 
 def known_tasks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    app = _application(ctx)
-    return _offered(set(app.tasks), incomplete) if app is not None else []
+    return _offered(ctx, incomplete, lambda app: iter(app.tasks))
+
+
+def paused_tasks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def found(app: Packhorse) -> Iterator[str]:
+        if app.inspection.exists():
+            yield from (pause.name for pause in app.inspection.pauses() if pause.kind is Paused.TASK)
+
+    return _offered(ctx, incomplete, found)
+
+
+def stored_limits(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The first ones that begin so: there may be a key for every customer."""
+
+    def found(app: Packhorse) -> Iterator[str]:
+        if app.inspection.exists():
+            yield from (view.key for view in islice(app.inspection.limits(after=just_before(incomplete)), OFFERED_KEYS))
+
+    return _offered(ctx, incomplete, found)
 
 
 def _application(ctx: click.Context) -> Packhorse | None:
@@ -76,5 +95,13 @@ def _application(ctx: click.Context) -> Packhorse | None:
         return None
 
 
-def _offered(names: set[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and name.isprintable()]
+def _offered(ctx: click.Context, incomplete: str, found: Callable[[Packhorse], Iterator[str]]) -> list[CompletionItem]:
+    names: set[str] = set()
+    if (app := _application(ctx)) is not None:
+        try:
+            names.update(name for name in found(app) if name.startswith(incomplete) and name.isprintable())
+        except Exception:
+            pass
+        finally:
+            app.close()
+    return [CompletionItem(name) for name in sorted(names)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from packhorse.app import Packhorse
-from packhorse.cli.common import duration, json_option, loaded, parse_duration, time
+from packhorse.cli.common import chosen_task, duration, json_option, loaded, parse_duration, time
 from packhorse.cli.completing import known_tasks, stored_queues
 from packhorse.cli.showing import json_text, note, print_json
 from packhorse.errors import PackhorseError
@@ -67,7 +66,7 @@ def enqueue(
     args, named = _parsed(arguments, kwargs)
     application = loaded(app)
     click.get_current_context().call_on_close(application.close)
-    chosen = _chosen(application, task).using(**_changes(queue, priority, delay, at))
+    chosen = chosen_task(application, task).using(**_changes(queue, priority, delay, at))
     job = _enqueued(chosen, args, named)
     if wait is None:
         print_json({"id": job.id}) if as_json else click.echo(job.id)
@@ -118,18 +117,6 @@ def _object(text: str) -> dict[str, Any]:
 
 def _not_json(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")  # Python's parser takes NaN and Infinity
-
-
-def _chosen(app: Packhorse, name: str) -> BaseTask[..., Any]:
-    if name in app.known_tasks:
-        return app.known_tasks[name]
-    near = [known for known in app.known_tasks if known.rpartition(".")[2] == name]
-    near += difflib.get_close_matches(name, app.known_tasks, 3)
-    if near:
-        hint = f"Did you mean {' or '.join(dict.fromkeys(near))}?"
-    else:
-        hint = f"It has: {', '.join(sorted(app.tasks)[:20]) or 'none'}."
-    raise click.ClickException(f"Application {app.name!r} has no task {name!r}. {hint}")
 
 
 def _changes(queue: str | None, priority: int | None, delay: timedelta | None, at: datetime | None) -> Using:

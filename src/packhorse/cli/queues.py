@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from packhorse.cli.common import (
-    Target,
-    actor_option,
-    duration,
-    json_option,
-    on_application,
-    queues_argument,
-    reason_option,
-    time,
-)
-from packhorse.cli.showing import cell, moment, note, print_json, show, table
+from packhorse.cli.common import Target, actor_option, json_option, on_application, queues_argument, reason_option
+from packhorse.cli.pausing import pause_dict, pause_options, pause_text
+from packhorse.cli.showing import cell, note, print_json, show, table
 from packhorse.job import JobState
 from packhorse.queues import check_name
-from packhorse.stores.contract import Pause, QueueCounts
+from packhorse.stores.contract import QueueCounts
 
 
 @click.group()
@@ -61,16 +53,14 @@ def list_queues(target: Target, as_json: bool) -> None:
 @queues.command()
 @on_application(positional=False)
 @queues_argument
-@click.option("--for", "lasting", type=duration, metavar="2h", help="Resume by itself after this time.")
-@click.option("--until", type=time, metavar="TIME", help="Resume by itself then.")
+@pause_options
 @reason_option
 @actor_option
 @json_option
 def pause(
     target: Target,
     queues: tuple[str, ...],
-    lasting: timedelta | None,
-    until: datetime | None,
+    until: timedelta | datetime | None,
     reason: str,
     actor: str | None,
     as_json: bool,
@@ -83,15 +73,11 @@ def pause(
       packhorse queues pause mail report --app shop.tasks:app --for 2h
       packhorse queues pause mail --store sqlite:///packhorse.db --until 2026-12-24T18:00
     """
-    if lasting is not None and until is not None:
-        raise click.UsageError("Give --for or --until, not both.")
-    if until is not None and until <= datetime.now(UTC):
-        raise click.UsageError(f"--until {until.isoformat()} is over already.")
     names = [check_name(name, "queue name") for name in queues]
     app = target.open()
     before = {queue.queue for queue in app.inspection.queues()}
     for name in names:
-        app.control.pause(name, until=until if lasting is None else lasting, reason=reason, actor=actor)
+        app.control.pause(name, until=until, reason=reason, actor=actor)
         if name not in before:
             note(f"Queue {name} has no jobs now. Is the name right?")
     paused = [it for it in app.inspection.queues() if it.queue in names]
@@ -128,10 +114,9 @@ def resume(target: Target, queues: tuple[str, ...], reason: str, actor: str | No
 
 
 def queue_dict(queue: QueueCounts) -> dict[str, Any]:
-    paused = None
-    if queue.pause is not None:
-        paused = {"until": queue.pause.until, "reason": queue.pause.reason, "actor": queue.pause.actor}
-    return {"queue": queue.queue, "paused": paused} | {state.value: queue.of(state) for state in JobState}
+    return {"queue": queue.queue, "paused": pause_dict(queue.pause)} | {
+        state.value: queue.of(state) for state in JobState
+    }
 
 
 def queue_table(queues: list[QueueCounts]) -> Table:
@@ -141,9 +126,3 @@ def queue_table(queues: list[QueueCounts]) -> Table:
         name = cell(queue.queue).append(" (paused)" if queue.pause is not None else "", "yellow")
         made.add_row(name, *(f"{queue.of(state):,}" if queue.of(state) else "·" for state in JobState))
     return made
-
-
-def pause_text(pause: Pause) -> str:
-    end = f"until {moment(pause.until)}" if pause.until is not None else "until somebody resumes it"
-    reason = f": {pause.reason}" if pause.reason else ""
-    return f"Queue {pause.name} is paused {end}, by {pause.actor}{reason}"
