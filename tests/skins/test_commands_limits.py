@@ -67,7 +67,9 @@ def test_limits_are_listed_page_by_page(app: Packhorse, packhorse: Run):
 
 
 def test_no_limits_are_no_table(shop: Path, packhorse: Run):
-    busy_shop(shop).control.migrate()
+    app = busy_shop(shop)
+    app.control.migrate()
+    app.close()
     assert "No limit has holders" in packhorse("limits", "list").output
 
 

@@ -62,6 +62,7 @@ def worker(
     configure(log_level, log_format)
     parse_queues(queues)
     application = load_app(app)
+    click.get_current_context().call_on_close(application.close)
     if not application.store.shared:
         raise ConfigError(
             f"The store {masked_url(application.store.url)} lives inside one process, so worker processes would see no "
