@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import fields, replace
@@ -18,6 +17,7 @@ from packhorse.control import Control, known_id
 from packhorse.errors import ConfigError, DuplicateTask, EnqueueError, PayloadError, StoreError
 from packhorse.events import Event, EventKind, Events, Subscriber, known_kinds
 from packhorse.handle import JobHandle
+from packhorse.hops import in_thread
 from packhorse.ids import from_text, to_text
 from packhorse.inspection import Inspection
 from packhorse.job import FAILURE_CAP, Attempt, Failure, FailureKind, Job, NewJob, StoredJob
@@ -213,7 +213,7 @@ class Packhorse:
         return self._insert([call])[0]
 
     async def aenqueue(self, call: Call[R]) -> JobHandle[R]:
-        return await asyncio.to_thread(self.enqueue, call)
+        return await in_thread(self.enqueue, call)
 
     def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
         """Enqueue calls made with `task.call(...)`, one write per `batch_size`; each batch is all or none.
@@ -233,7 +233,7 @@ class Packhorse:
         return handles
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
-        return await asyncio.to_thread(self.enqueue_many, calls)
+        return await in_thread(self.enqueue_many, calls)
 
     def _insert(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
         try:
@@ -262,7 +262,7 @@ class Packhorse:
         return handle
 
     async def ajob(self, id: str | uuid.UUID) -> JobHandle[Any]:
-        return await asyncio.to_thread(self.job, id)
+        return await in_thread(self.job, id)
 
     @property
     def ageing(self) -> int:

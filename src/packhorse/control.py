@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import logging
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from packhorse.clock import length, to_microseconds
 from packhorse.errors import ConfigError, JobNotFound, PayloadError
+from packhorse.hops import hopping, hopping_each
 from packhorse.ids import from_text, to_text
 from packhorse.job import JobState, StoredJob, Token, storable
 from packhorse.limits import KEY_CAP, PERMITS_CAP, WEIGHT_CAP
@@ -200,6 +201,26 @@ class Control:
     def migrate(self) -> list[str]:
         """Bring the store's schema up to date; names of the steps taken."""
         return self._app.store.migrate()
+
+    # The same for coroutines.
+
+    acancel = hopping(cancel)
+    aretry = hopping(retry)
+    arun_now = hopping(run_now)
+    adiscard = hopping(discard)
+    achange = hopping(change)
+    aact = hopping(act)
+    apause = hopping(pause)
+    apause_task = hopping(pause_task)
+    aresume = hopping(resume)
+    aresume_task = hopping(resume_task)
+    aset_limit = hopping(set_limit)
+    amigrate = hopping(migrate)
+
+    def abatches(
+        self, selection: Selection, change: Change, *, reason: str = "", actor: str | None = None
+    ) -> AsyncIterator[Moved]:
+        return hopping_each([moved] for moved in self.batches(selection, change, reason=reason, actor=actor))
 
 
 def known_id(id: str | uuid.UUID) -> bytes:

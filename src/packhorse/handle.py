@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from packhorse.context import Progress
 from packhorse.errors import JobCancelled, JobFailed, JobNotFound, NotFinished, PayloadError, ResultUnavailable
+from packhorse.hops import in_thread
 from packhorse.ids import to_text
 from packhorse.job import Failure, FailureKind, Job, JobState, StoredJob
 
@@ -38,7 +38,7 @@ class JobHandle(Generic[R_co]):
         return job
 
     async def alook(self) -> Job:
-        return await asyncio.to_thread(self.look)
+        return await in_thread(self.look)
 
     @property
     def state(self) -> JobState:
@@ -49,7 +49,7 @@ class JobHandle(Generic[R_co]):
         return self._app.inspection.progress(self.id)
 
     async def aprogress(self) -> Progress | None:
-        return await asyncio.to_thread(self.progress)
+        return await in_thread(self.progress)
 
     def result(self, timeout: float | None = None) -> R_co:
         """Wait for the return value (for ever, or `timeout` seconds).
@@ -65,7 +65,7 @@ class JobHandle(Generic[R_co]):
 
     async def aresult(self, timeout: float | None = None) -> R_co:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (job := await asyncio.to_thread(self._wait_slice, deadline)) is None:
+        while (job := await in_thread(self._wait_slice, deadline)) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 raise NotFinished(self.id, (await self.alook()).state, timeout or 0)
         return self._outcome(job)
@@ -98,14 +98,14 @@ class JobHandle(Generic[R_co]):
         return self._app.control.cancel([self.id], reason=reason) > 0
 
     async def acancel(self, reason: str = "cancelled") -> bool:
-        return await asyncio.to_thread(self.cancel, reason)
+        return await in_thread(self.cancel, reason)
 
     def retry(self, reason: str = "") -> bool:
         """Perform a failed or cancelled job again, with fresh attempts; False where it is neither."""
         return self._app.control.retry([self.id], reason=reason) > 0
 
     async def aretry(self, reason: str = "") -> bool:
-        return await asyncio.to_thread(self.retry, reason)
+        return await in_thread(self.retry, reason)
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.id}>"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packhorse.clock import to_datetime
@@ -14,6 +14,7 @@ from packhorse.codec import Arguments
 from packhorse.context import Progress
 from packhorse.control import check_limit_key, known_id
 from packhorse.errors import JobNotFound, PayloadError
+from packhorse.hops import hopping, hopping_each
 from packhorse.ids import from_text
 from packhorse.job import Job, JobState, StoredJob
 from packhorse.masking import MASK, masked
@@ -45,8 +46,11 @@ class Inspection:
 
     def limits(self, *, after: str = "") -> Iterator[LimitView]:
         """Every limit key that has holders, waiting jobs or a number set by hand, in their order, behind `after`."""
+        return chain.from_iterable(self._pages_of_limits(after))
+
+    def _pages_of_limits(self, after: str) -> Iterator[list[LimitView]]:
         while found := self._app.store.limits(after):
-            yield from found
+            yield found
             after = found[-1].key
 
     def rates(self) -> Iterator[RateView]:
@@ -89,9 +93,12 @@ class Inspection:
         return map(self._app.public, self.stored_jobs(selection or Selection(), page, start))
 
     def stored_jobs(self, selection: Selection, page: int, after: bytes | None = None) -> Iterator[StoredJob]:
+        return chain.from_iterable(self._pages(selection, page, after))
+
+    def _pages(self, selection: Selection, page: int, after: bytes | None) -> Iterator[list[StoredJob]]:
         while True:
             found = self._app.store.jobs(selection, after, page)
-            yield from found
+            yield found
             if len(found) < page:
                 return
             after = from_text(found[-1].id)
@@ -175,6 +182,38 @@ class Inspection:
         if job.result is not None and self._app.opening.open_result(from_text(job.id), job.result).foreign:
             raise PayloadError("It was written by the task's own codec, which only those who ask for the result read.")
         return masked(self.result_of(job), self._app.settings.sensitive_names)
+
+    # The same for coroutines. What comes page by page is got so, one hop for each.
+
+    aqueues = hopping(queues)
+    apauses = hopping(pauses)
+    alimit = hopping(limit)
+    aprocesses = hopping(processes)
+    aaudit = hopping(audit)
+    acounts = hopping(counts)
+    aexists = hopping(exists)
+    aschema_version = hopping(schema_version)
+    astored = hopping(stored)
+    acount = hopping(count)
+    afailed = hopping(failed)
+    aprogress = hopping(progress)
+    aresult_of = hopping(result_of)
+    aarguments = hopping(arguments)
+    ashown_arguments = hopping(shown_arguments)
+    ashown_result = hopping(shown_result)
+
+    def alimits(self, *, after: str = "") -> AsyncIterator[LimitView]:
+        return hopping_each(self._pages_of_limits(after))
+
+    def ajobs(
+        self, selection: Selection | None = None, page: int = 500, *, after: str | None = None
+    ) -> AsyncIterator[Job]:
+        start = None if after is None else known_id(after)
+        pages = self._pages(selection or Selection(), page, start)
+        return hopping_each(map(self._app.public, found) for found in pages)
+
+    def astored_jobs(self, selection: Selection, page: int, after: bytes | None = None) -> AsyncIterator[StoredJob]:
+        return hopping_each(self._pages(selection, page, after))
 
 
 def _decoded(codec: ForeignCodec, data: bytes) -> Any:

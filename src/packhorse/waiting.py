@@ -13,7 +13,6 @@ The async twins do the same in threads, one short look at a time.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -22,6 +21,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from packhorse.errors import NotFinished, PackhorseError, StoreError
 from packhorse.handle import WAIT_SLICE, JobHandle
+from packhorse.hops import in_thread
 from packhorse.job import StoredJob
 from packhorse.stores import Store
 
@@ -77,7 +77,7 @@ async def agather(
 ) -> list[R] | list[R | PackhorseError]:
     gathering = _Gathering(handles, timeout, return_errors)
     for look in gathering.looks():
-        await asyncio.to_thread(gathering.take, look)
+        await in_thread(gathering.take, look)
     return gathering.results(handles)
 
 
@@ -100,7 +100,7 @@ async def await_jobs(
 ) -> tuple[list[JobHandle[R]], list[JobHandle[R]]]:
     waiting = _Waiting(handles, timeout, any_counts=first)
     for look in waiting.looks():
-        if await asyncio.to_thread(waiting.take, look) and first:
+        if await in_thread(waiting.take, look) and first:
             break
     return waiting.parted()
 
@@ -126,7 +126,7 @@ def aas_completed(handles: Iterable[JobHandle[R]], timeout: float | None = None)
 
 async def _aeach(waiting: _Waiting[R]) -> AsyncIterator[JobHandle[R]]:
     for look in waiting.looks():
-        for handle in await asyncio.to_thread(waiting.take, look):
+        for handle in await in_thread(waiting.take, look):
             yield handle
     waiting.check()
 

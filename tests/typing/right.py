@@ -110,6 +110,9 @@ async def twins() -> None:
     assert_type(await (await pay.aenqueue(1)).aresult(timeout=1), dict[str, int])
     assert_type(await app.aenqueue_many([resize.call(1)]), list[JobHandle[str]])
     assert_type(await (await app.ajob("id")).alook(), Job)
+    assert_type(await app.control.acancel(["id"], reason="enough"), int)
+    assert_type(await app.inspection.acounts(), dict[JobState, int])
+    assert_type([job async for job in app.inspection.ajobs(page=10)], list[Job])
 
 
 def look(job: JobHandle[str]) -> None:

@@ -60,6 +60,8 @@ async def twins() -> None:
     await resize(42)  # error
     await resize.aenqueue("42")  # error
     await (await fetch.aenqueue("x")).aresult(timeout="soon")  # error
+    await app.control.acancel(["id"], because="enough")  # error
+    await app.inspection.ajobs()  # error
 
 
 async def wrong_result() -> int:
