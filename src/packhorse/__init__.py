@@ -1,5 +1,7 @@
 """Background jobs for Python that nobody loses."""
 
+from typing import TYPE_CHECKING
+
 from packhorse.app import Packhorse
 from packhorse.context import Context, NoJob, Progress, current_context
 from packhorse.errors import (
@@ -27,7 +29,6 @@ from packhorse.masking import Secret
 from packhorse.middleware import Draft, Middleware
 from packhorse.reporters import ErrorReport
 from packhorse.retry import Exponential, Fixed
-from packhorse.runtime.embedded import Embedded
 from packhorse.stores.contract import Act, Change, Selection
 from packhorse.task import Call, CoroutineTask, Task
 from packhorse.waiting import (
@@ -39,6 +40,20 @@ from packhorse.waiting import (
     gather,
     wait_jobs,
 )
+
+if TYPE_CHECKING:
+    from packhorse.runtime.embedded import Embedded
+else:
+
+    def __getattr__(name: str) -> object:
+        """Whoever only enqueues needs no worker, so that one is imported when it is named."""
+        if name != "Embedded":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from packhorse.runtime.embedded import Embedded
+
+        globals()[name] = Embedded
+        return Embedded
+
 
 __version__ = "0.1.0.dev0"
 

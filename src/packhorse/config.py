@@ -6,10 +6,8 @@ in a TOML file, the top of that file, the default.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -350,6 +348,8 @@ def _read(path: str | Path, what: str) -> File:
 
 
 def _toml(text: str, what: str) -> Any:
+    import tomllib
+
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -384,6 +384,8 @@ def _label(name: str, source: str) -> str:
 
 def _unknown(shown: str, name: str, known: Mapping[str, str]) -> ConfigError:
     """`known` has the names as they are written where the unknown one was met."""
+    import difflib
+
     near = difflib.get_close_matches(name, known, 1)
     hint = f"Did you mean {known[near[0]]}?" if near else f"Known settings: {', '.join(known)}."
     return ConfigError(f"There is no setting {shown}. {hint}")

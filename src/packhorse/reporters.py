@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from traceback import extract_tb
 from typing import Any
 
@@ -36,6 +35,8 @@ def named_reporters(names: Iterable[str]) -> list[Reporter]:
     wanted = tuple(names)
     if not wanted:
         return []  # to look through all that is installed takes a while
+    from importlib.metadata import entry_points
+
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     reporters: list[Reporter] = []
     for name in wanted:

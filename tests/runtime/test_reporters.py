@@ -32,7 +32,6 @@ from packhorse import (
     TaskError,
     current_context,
 )
-from packhorse import reporters as reporters_module
 from packhorse.reporters import named_reporters, sentry
 from tests.waiting import wait_until
 
@@ -287,7 +286,7 @@ def test_where_none_is_named_nobody_looks_for_any(monkeypatch: pytest.MonkeyPatc
     def never(**kwargs: Any) -> Any:
         raise AssertionError("looked")
 
-    monkeypatch.setattr(reporters_module, "entry_points", never)
+    monkeypatch.setattr("importlib.metadata.entry_points", never)
     assert named_reporters(()) == []
 
 

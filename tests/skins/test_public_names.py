@@ -2,6 +2,8 @@
 
 import inspect
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -83,6 +85,22 @@ def test_every_name_is_there():
     """And sorted, so that two branches seldom meet in one line."""
     assert packhorse.__all__ == sorted(packhorse.__all__)
     assert all(hasattr(packhorse, name) for name in packhorse.__all__)
+
+
+HEAVY = {"asyncio", "importlib.metadata", "packhorse.runtime", "socket", "sqlite3", "subprocess", "tomllib"}
+
+
+def test_who_only_enqueues_imports_no_worker():
+    """Nor what only workers, coroutines and files of settings need; all names are there all the same."""
+    program = """
+import sys, packhorse
+print(*sys.modules)
+assert packhorse.Embedded is __import__("packhorse.runtime.embedded").runtime.embedded.Embedded
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(ran.stdout.split())
+    with pytest.raises(AttributeError, match="module 'packhorse' has no attribute 'Embeded'"):
+        _ = packhorse.Embeded  # type: ignore[attr-defined]
 
 
 def test_what_operators_do_is_done_with_public_names(app: Packhorse):
