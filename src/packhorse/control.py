@@ -83,7 +83,7 @@ class Control:
         if change.act is Act.CANCEL:
             change = replace(change, seal=self._app.seals.order(OrderKind.CANCEL, reason or "cancelled"))
         selections: Iterable[Selection] = [selection]
-        if change.act is Act.RETRY and (left_out := self._lift_expiry(selection)):
+        if change.act is Act.RETRY and (left_out := self._lift_expiry(selection, actor, reason)):
             log.error("%d jobs are not retried: their expiry is signed with a key that is not here", len(left_out))
             selections = self._without(selection, left_out)
         for part in selections:
@@ -93,7 +93,7 @@ class Control:
                 moved = self._app.store.move(part, change, actor, reason, after=moved.after)
                 yield moved
 
-    def _lift_expiry(self, selection: Selection) -> set[bytes]:
+    def _lift_expiry(self, selection: Selection, actor: str, reason: str) -> set[bytes]:
         """A job retried by hand may run although it has expired, and its expiry is signed: so sign it anew.
 
         Those that could not be are given back. Retried, they would end as expired once more, and as the store forgets
@@ -107,7 +107,8 @@ class Control:
             whole = self._app.store.job(raw)
             try:
                 if whole is not None:
-                    self._app.store.reseal(raw, self._app.seals.without_expiry(raw, job.task, whole.payload))
+                    payload = self._app.seals.without_expiry(raw, job.task, whole.payload)
+                    self._app.store.reseal(raw, payload, actor, reason)
             except PayloadError:
                 left_out.add(raw)
         return left_out

@@ -38,7 +38,7 @@ STROKES: dict[str, Stroke] = {
     "adopt": lambda store, worker: store.adopt(id_of("heir"), new_nonce(), 10, dead=[worker.id]),
     "prune": lambda store, worker: store.prune(Retention(0, 0, 0), 10),
     "move": lambda store, worker: store.move(Selection(), Change(Act.CANCEL), "ann", ""),
-    "reseal": lambda store, worker: store.reseal(id_of("over"), b"again"),
+    "reseal": lambda store, worker: store.reseal(id_of("over"), b"again", "ann", ""),
     "pause": lambda store, worker: store.pause("default", None, "ann", ""),
     "resume": lambda store, worker: store.resume("asleep", "ann", ""),
     "enroll": lambda store, worker: store.enroll(ProcessInfo(id_of("new"), "worker", "here", 1), LEASE),

@@ -80,6 +80,19 @@ def test_an_expired_job_is_never_performed(app: Packhorse, note: Any, performed:
     assert stale.look().attempts == 0
 
 
+def test_an_expired_job_that_is_retried_is_performed(app: Packhorse, note: Any, performed: list[Any]):
+    """Its expiry is lifted, which is audited like the retry itself."""
+    stale = note.using(expires=0).enqueue("stale")
+    with Embedded(app):
+        with pytest.raises(JobCancelled):
+            stale.result(SOON)
+        assert app.control.retry([stale.id], actor="ann", reason="late is better than never") == 1
+        stale.result(SOON)
+    assert performed == ["stale"]
+    acts = [(it.actor, it.act, it.reason, it.jobs) for it in app.inspection.audit()]
+    assert acts == [("ann", act, "late is better than never", 1) for act in ("retry", "reseal")]
+
+
 @pytest.mark.parametrize(
     ("order", "expected"),
     [("higher_first", [100, 50, 0, -50, -100]), ("lower_first", [-100, -50, 0, 50, 100])],

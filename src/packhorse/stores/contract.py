@@ -393,8 +393,8 @@ class Store(ABC):
         """Act on up to `limit` selected jobs, in the order of their ids, beginning behind `after`."""
 
     @abstractmethod
-    def reseal(self, id: bytes, payload: bytes) -> bool:
-        """Another payload for a job that failed or was cancelled; False where it is in no such state."""
+    def reseal(self, id: bytes, payload: bytes, actor: str, reason: str) -> bool:
+        """Another payload for a job that failed or was cancelled; False, and no act, where it is in no such state."""
 
     @abstractmethod
     def pause(

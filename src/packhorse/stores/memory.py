@@ -664,12 +664,13 @@ class MemoryStore(Store):
                 (number, last.owner or last.token.process, job.started_at, job.finished_at, last.failure, last.spent)
             )
 
-    def reseal(self, id: bytes, payload: bytes) -> bool:
+    def reseal(self, id: bytes, payload: bytes, actor: str, reason: str) -> bool:
         with self._changed:
             job = self._jobs.get(id)
             if job is None or job.state not in (JobState.FAILED, JobState.CANCELLED):
                 return False
             job.new = job.new._replace(payload=payload)
+            self._audit.append(Audit(self.clock.now(), actor, "reseal", reason, 1))
             return True
 
     def pause(

@@ -355,9 +355,11 @@ class SQLiteStore(Store):
         failpoint("move.after_commit")
         return Moved(len(ids), asked, rows[-1][0] if len(rows) == limit else None)
 
-    def reseal(self, id: bytes, payload: bytes) -> bool:
+    def reseal(self, id: bytes, payload: bytes, actor: str, reason: str) -> bool:
         with self._transaction() as c:
             changed = c.execute(sqlite_jobs.RESEAL, (payload, id)).rowcount
+            if changed:
+                self._audit(c, self.clock.now(), actor, "reseal", reason, changed)
             failpoint("move.before_commit")
         failpoint("move.after_commit")
         return changed == 1

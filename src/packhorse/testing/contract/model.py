@@ -362,10 +362,11 @@ class Model:
             self.ready.add(id)
             facts.update(attempts=0, losses=0, strays=0, order_key=now, expires_at=None)
 
-    def reseal(self, id: bytes, payload: bytes) -> bool:
+    def reseal(self, id: bytes, payload: bytes, actor: str, reason: str) -> bool:
         if id not in self.facts or self.place(id) not in (JobState.FAILED, JobState.CANCELLED):
             return False
         self.facts[id]["new"] = self.facts[id]["new"]._replace(payload=payload)
+        self.acts.append(Audit(self.clock.now(), actor, "reseal", reason, 1))
         return True
 
     def pause(self, queue: str, until: int | None, actor: str, reason: str, *, length: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from packhorse.clock import SECOND
+from packhorse.clock import SECOND, ManualClock
 from packhorse.job import JobState
 from packhorse.stores import Store
 from packhorse.stores.contract import Act
@@ -25,12 +25,16 @@ from packhorse.testing.contract.helpers import (
 SEALED = b"\0\xff sealed anew"
 
 
+def reseal(store: Store, name: str) -> bool:
+    return store.reseal(id_of(name), SEALED, "ann", "its expiry is lifted")
+
+
 @pytest.mark.parametrize("ending", [failed, cancelled])
 def test_the_next_claim_brings_the_new_payload(store: Store, worker: Worker, ending):
     """What an operator sealed anew is what runs after a retry."""
     insert(store, "a", "b")
     worker.finish(ending(worker.claim_one()))
-    assert store.reseal(id_of("a"), SEALED) is True
+    assert reseal(store, "a") is True
     assert (look(store, "a").payload, look(store, "b").payload) == (SEALED, b"payload of b")
     move(store, Act.RETRY, "a")
     assert {claim.token.id: claim.payload for claim in worker.claim()} == {
@@ -45,7 +49,7 @@ def test_nothing_else_changes(store: Store, worker: Worker):
     worker.finish(retried(worker.claim_one()))
     worker.finish(failed(worker.claim_one()))
     found, seen = look(store, "a"), epochs(store)
-    store.reseal(id_of("a"), SEALED)
+    reseal(store, "a")
     again = look(store, "a")
     assert {field: getattr(again, field) for field in again.__slots__} == {
         field: getattr(found, field) for field in found.__slots__
@@ -57,8 +61,18 @@ def test_a_job_that_an_operator_cancelled(store: Store):
     """It never ran, and may be sealed anew all the same."""
     insert(store, "a")
     move(store, Act.CANCEL, "a")
-    assert store.reseal(id_of("a"), SEALED) is True
+    assert reseal(store, "a") is True
     assert (state(store, "a"), look(store, "a").payload) == (JobState.CANCELLED, SEALED)
+
+
+def test_it_is_audited(store: Store, worker: Worker, clock: ManualClock):
+    """In the same stroke, with who and why; what was refused is no act."""
+    insert(store, "a", "b")
+    worker.finish(failed(worker.claim_one()))
+    clock.advance(5)
+    reseal(store, "a")
+    reseal(store, "b")
+    assert store.audit() == [(clock.now(), "ann", "reseal", "its expiry is lifted", 1)]
 
 
 @pytest.mark.parametrize("place", ["ready", "scheduled", "running", "succeeded", "retried", "unknown"])
@@ -75,5 +89,5 @@ def test_other_jobs_keep_theirs(store: Store, worker: Worker, place: str):
             worker.finish(failed(worker.claim_one()))
             move(store, Act.RETRY, "a")
     before = everything(store)
-    assert store.reseal(id_of("a"), SEALED) is False
+    assert reseal(store, "a") is False
     assert everything(store) == before

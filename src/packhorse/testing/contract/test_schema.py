@@ -41,7 +41,7 @@ FIRST_USES: dict[str, Callable[[Store], object]] = {
     "adopt": lambda store: store.adopt(SOMEONE, 1, 5),
     "prune": lambda store: store.prune(Retention(0, 0, 0), 5),
     "move": lambda store: store.move(Selection(), Change(Act.RETRY), "ann", ""),
-    "reseal": lambda store: store.reseal(id_of("a"), b"again"),
+    "reseal": lambda store: store.reseal(id_of("a"), b"again", "ann", ""),
     "pause": lambda store: store.pause("mail", None, "ann", ""),
     "resume": lambda store: store.resume("mail", "ann", ""),
     "jobs": lambda store: store.jobs(Selection()),

@@ -424,7 +424,7 @@ class Histories(RuleBasedStateMachine):
     def reseal(self, number: int, id: bytes | None, payload: bytes) -> None:
         """A job that has finished, or any, or none at all."""
         id = id or sorted(self.model.finished)[number % len(self.model.finished)]
-        self.both("reseal", id, payload)
+        self.both("reseal", id, payload, "ann", "because")
         self.shown.pop(to_text(id), None)  # the list does not show it
 
     @rule(
