@@ -20,7 +20,7 @@ from packhorse.job import FINISHED, JobState, StoredJob
 from packhorse.masking import masked_url
 from packhorse.queues import Selected, parse_queues
 from packhorse.signing import PREFIX_SIZE, key_id
-from packhorse.stores.contract import OWN_KEY, Finding, Level, ProcessView, QueueCounts, Selection
+from packhorse.stores.contract import OWN_KEY, Finding, Level, Paused, ProcessView, QueueCounts, Selection
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 
@@ -221,16 +221,16 @@ def _overdue(seen: _Seen) -> Iterator[Finding]:
 
 
 def _pauses(seen: _Seen) -> Iterator[Finding]:
-    for queue in seen.queues:
-        if (pause := queue.pause) is None:
-            continue
-        waiting = sum(queue.of(state) for state in UNFINISHED)
+    unfinished = {queue.queue: sum(queue.of(state) for state in UNFINISHED) for queue in seen.queues}
+    for pause in seen.app.inspection.pauses():
         reason = f" ({pause.reason})" if pause.reason else ""
-        text = f"Queue {queue.queue} is paused by {pause.actor}{reason}, with {_jobs(waiting, 'unfinished')}"
+        text = f"{pause.kind.capitalize()} {pause.name} is paused by {pause.actor}{reason}"
+        if pause.kind is Paused.QUEUE:
+            text += f", with {_jobs(unfinished.get(pause.name, 0), 'unfinished')}"
         if pause.until is not None:
             yield Finding(OK, "pauses", f"{text}, until {pause.until.isoformat(timespec='seconds')}.")
         else:
-            remedy = f"If it was forgotten: packhorse queues resume {quote(queue.queue)}"
+            remedy = f"If it was forgotten: packhorse {pause.kind}s resume {quote(pause.name)}"
             yield Finding(WARNING, "pauses", f"{text}, and without an end.", remedy)
 
 

@@ -225,6 +225,10 @@ def test_pauses_that_may_have_been_forgotten(app: Packhorse):
     assert (mail.level, night.level) == (Level.WARNING, Level.OK)
     assert "paused by bob (the server moves), with 1 unfinished job" in mail.text
     assert "packhorse queues resume mail" in mail.remedy
+    app.control.pause_task("busy_shop.mail", actor="bob")
+    task = about(app, "pauses")[-1]
+    assert (task.level, task.text) == (Level.WARNING, "Task busy_shop.mail is paused by bob, and without an end.")
+    assert "packhorse tasks resume busy_shop.mail" in task.remedy
 
 
 def test_a_remedy_can_be_copied_into_a_shell(app: Packhorse):
