@@ -14,8 +14,8 @@ LAYERS = {
     "skins": "__init__ __main__ cli dashboard django testing",
     "use cases": "app config context control doctor events handle inspection middleware reporters runtime task waiting",
     "stores": "stores",
-    "domain": "clock codec errors failpoints flow hops ids job limits logs masking outcome pickling queues retry"
-    " schedule seals shapes signing",
+    "domain": "clock codec cron errors failpoints flow hops ids job limits logs masking moments outcome pickling queues"
+    " retry schedule seals shapes signing zones",
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules.split()}
 HEIGHT = {layer: height for height, layer in enumerate(reversed(LAYERS))}
