@@ -216,6 +216,7 @@ class Control:
     aresume = hopping(resume)
     aresume_task = hopping(resume_task)
     aset_limit = hopping(set_limit)
+    aset_weight = hopping(set_weight)
     amigrate = hopping(migrate)
 
     def abatches(

@@ -53,11 +53,13 @@ class Inspection:
             yield found
             after = found[-1].key
 
-    def rates(self) -> Iterator[RateView]:
-        """Every key of a rate that was used of late or is waited for."""
-        after = ""
+    def rates(self, *, after: str = "") -> Iterator[RateView]:
+        """Every key of a rate that was used of late or is waited for, in their order, behind `after`."""
+        return chain.from_iterable(self._pages_of_rates(after))
+
+    def _pages_of_rates(self, after: str) -> Iterator[list[RateView]]:
         while found := self._app.store.rates(after):
-            yield from found
+            yield found
             after = found[-1].key
 
     def weights(self) -> dict[str, int]:
@@ -188,6 +190,7 @@ class Inspection:
     aqueues = hopping(queues)
     apauses = hopping(pauses)
     alimit = hopping(limit)
+    aweights = hopping(weights)
     aprocesses = hopping(processes)
     aaudit = hopping(audit)
     acounts = hopping(counts)
@@ -204,6 +207,9 @@ class Inspection:
 
     def alimits(self, *, after: str = "") -> AsyncIterator[LimitView]:
         return hopping_each(self._pages_of_limits(after))
+
+    def arates(self, *, after: str = "") -> AsyncIterator[RateView]:
+        return hopping_each(self._pages_of_rates(after))
 
     def ajobs(
         self, selection: Selection | None = None, page: int = 500, *, after: str | None = None
