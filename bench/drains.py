@@ -77,9 +77,9 @@ def _compare(system: PackhorseSystem, performed: int, jobs: int) -> None:
     """After a clean stop the store must say what the tapes say."""
     counts = {str(state): number for state, number in system.counts().items() if number}
     succeeded = counts.pop("succeeded", 0)
-    ready = counts.pop("ready", 0)
+    ready = counts.pop("ready", 0) + counts.pop("waiting", 0)
     if succeeded != performed or succeeded + ready != jobs or counts:
         system.lab.trouble(
             f"packhorse: {performed} of {jobs} jobs performed, but the store shows {succeeded} succeeded, "
-            f"{ready} ready, others {counts}"
+            f"{ready} ready or waiting, others {counts}"
         )

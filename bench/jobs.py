@@ -7,9 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from bench import bodies
-from packhorse import Context, Event, Middleware, Packhorse
+from packhorse import Context, Event, Middleware, Packhorse, limit, rate
 
 NOOP, NAP, TYPED = "bench.noop", "bench.nap", "bench.typed"
+LIMITED, RATED = "bench.limited", "bench.rated"
+LIMITS = (1, 100, 1_000)
+RATE = 100  # a second
 WATCHED = "BENCH_WATCHED"
 
 
@@ -23,6 +26,9 @@ def make_app(url: str, **settings: Any) -> Packhorse:
     app.task(name=NOOP)(bodies.noop)
     app.task(name=NAP)(bodies.nap)
     app.task(name=TYPED)(bodies.typed)
+    for to in LIMITS:
+        app.task(name=f"{LIMITED}.{to}", limit=limit(to=to))(bodies.noop)
+    app.task(name=RATED, rate=rate(f"{RATE}/s"))(bodies.noop)
     if os.environ.get(WATCHED):
         app.use(Wrapper())
         app.subscribe("succeeded")(watch)

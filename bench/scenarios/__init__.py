@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from bench.scenarios import backlog, client, drain, enqueue, idle, latency, mixed, profile, sustained
+from bench.scenarios import backlog, client, drain, enqueue, idle, latency, limits, mixed, profile, sustained
 
 SCENARIOS: dict[str, ModuleType] = {
     "enqueue": enqueue,
     "drain": drain,
     "client": client,
+    "limits": limits,
     "backlog": backlog,
     "latency": latency,
     "sustained": sustained,

@@ -19,6 +19,7 @@ BULK = 1_000
 class BareSystem(System):
     name = "bare"
     batch = BARE_BATCH
+    processes = PROCESSES
 
     def __init__(self, lab: Lab, database: Path | None = None) -> None:
         super().__init__(lab, database)
@@ -66,10 +67,18 @@ class BareLargeSystem(BareSystem):
     batch = BARE_LARGE_BATCH
 
 
+class BareOneSystem(BareSystem):
+    """The same loop in one process, one job at a time: each costs a commit."""
+
+    name = "bare_one"
+    batch = 1
+    processes = 1
+
+
 class BareRunning(Running):
     def __init__(self, system: BareSystem) -> None:
         command = python("-m", "bench.bare_worker", str(system.database), str(system.batch))
-        super().__init__(system.lab, system.name, [command] * PROCESSES, {}, signal.SIGTERM)
+        super().__init__(system.lab, system.name, [command] * system.processes, {}, signal.SIGTERM)
         deadline = time.monotonic() + START_DEADLINE
         for handle in self.handles:
             assert handle.stdout is not None

@@ -27,6 +27,9 @@ CHUNK = 10_000
 
 class PackhorseSystem(System):
     name = "packhorse"
+    task = jobs.NOOP
+    share: str | None = None
+    processes = PROCESSES
     signing = True
     env: ClassVar[dict[str, str]] = {}
 
@@ -34,7 +37,7 @@ class PackhorseSystem(System):
         super().__init__(lab, database)
         self.url = f"sqlite:///{self.database}"
         self.app = jobs.make_app(self.url, signing=self.signing)
-        self.noop = self.app.tasks[jobs.NOOP]
+        self.noop = self.app.tasks[self.task].using(share=self.share)
         self.nap = self.app.tasks[jobs.NAP]
 
     def enqueue(self, number: int) -> None:
@@ -72,6 +75,50 @@ class PackhorseSystem(System):
         self.app.close()
 
 
+class LimitedSystem(PackhorseSystem):
+    """One key for all jobs, and many permits."""
+
+    name = "limited_100"
+    task = f"{jobs.LIMITED}.100"
+
+
+class MoreLimitedSystem(PackhorseSystem):
+    name = "limited_1000"
+    task = f"{jobs.LIMITED}.1000"
+
+
+class OneAtATimeSystem(PackhorseSystem):
+    name = "limited_1"
+    task = f"{jobs.LIMITED}.1"
+
+
+class RatedSystem(PackhorseSystem):
+    """One key for all jobs, and four worker processes."""
+
+    name = "rated"
+    task = jobs.RATED
+    processes = 4
+
+
+class FairSystem(PackhorseSystem):
+    """All jobs of one share."""
+
+    name = "fair"
+    share = "crowd"
+
+
+class ManySharesSystem(PackhorseSystem):
+    """The jobs of ten thousand shares."""
+
+    name = "many_shares"
+
+    def fill(self, numbers: Iterable[int]) -> None:
+        tasks = [self.noop.using(share=f"share-{number}") for number in range(10_000)]
+        rest = iter(numbers)
+        while part := list(islice(rest, CHUNK)):
+            self.app.enqueue_many(tasks[number % 10_000].call(number, "two", three=3) for number in part)
+
+
 class UnsignedSystem(PackhorseSystem):
     name = "unsigned"
     signing = False
@@ -100,7 +147,7 @@ class PackhorseRunning(Running):
     def __init__(self, system: PackhorseSystem) -> None:
         command = Path(sys.executable).with_name("packhorse")
         start = [str(command)] if command.exists() else python("-m", "packhorse")
-        options = ["--processes", str(PROCESSES), "--concurrency", str(CONCURRENCY), "--log-level", "WARNING"]
+        options = ["--processes", str(system.processes), "--concurrency", str(CONCURRENCY), "--log-level", "WARNING"]
         env = {"PACKHORSE_STORE": system.url, "PACKHORSE_SIGNING": str(system.signing).lower(), **system.env}
         super().__init__(system.lab, system.name, [[*start, "worker", "bench.jobs:app", *options]], env, signal.SIGTERM)
         self._system = system
@@ -120,4 +167,4 @@ class PackhorseRunning(Running):
         return [psutil.Process(pid) for pid in self.pids if psutil.pid_exists(pid) and pid != os.getpid()]
 
     def _enrolled(self) -> bool:
-        return sorted(self.roles().values()) == ["dispatcher", "supervisor"] + ["worker"] * PROCESSES
+        return sorted(self.roles().values()) == ["dispatcher", "supervisor"] + ["worker"] * self._system.processes

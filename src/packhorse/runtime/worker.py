@@ -28,6 +28,9 @@ AHEAD = 0.02  # seconds of work that a worker claims beyond its free slots
 PATIENCE = 0.1  # seconds after which a claim that found no slot goes back
 DOUBT_EVERY = 30.0  # seconds between looks at what the store thinks we hold
 UNKNOWN_PACE = 1.0  # seconds a job takes, as long as nothing is known: too slow to claim ahead
+# A worker is not woken for so many seconds after a look, and then looks once more: where its jobs are quick, the next
+# exchange comes by itself, and where it woke for nothing, others are at work and would wake it for every commit.
+LINGER = 0.005
 LONG = 0.05  # seconds after which a look-ahead claim that began is worth telling the store
 
 
@@ -56,6 +59,7 @@ class Worker:
         self._unannounced: set[Token] = set()
         self._pace = UNKNOWN_PACE
         self._quiet = False
+        self._lingers = False
         self._in_doubt = False
         self._doubt_at = time.monotonic() + DOUBT_EVERY
         self._watcher: Watcher | None = None
@@ -86,7 +90,7 @@ class Worker:
         starting = max(0, min(room, self._concurrency - busy))
         reply = self._exchange(outcomes, room, starting)
         self._hand_out(reply, starting)
-        return self._rest(room, reply)
+        return self._rest(room, outcomes, reply)
 
     def obey(self, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -245,14 +249,19 @@ class Worker:
         except Exception:  # nothing can be sealed for such an id
             return Outcome(claim.token, JobState.FAILED, spent=False)
 
-    def _rest(self, room: int, reply: Exchanged) -> float:
+    def _rest(self, room: int, outcomes: list[Outcome], reply: Exchanged) -> float:
         if self._ended:
             return 0
         if not self._held and not self._quiet and self._finished_its_part(room, reply):
             self._process.stop()
             return 0
+        active = bool(outcomes or reply.claims)
+        self._lingers = self._pace < LINGER if active else not self._lingers
         if self._watcher is not None:
-            self._watcher.set_armed(len(self._held) < self._concurrency and not self._quiet)
+            free = len(self._held) < self._concurrency and not self._quiet
+            self._watcher.set_armed(free and not self._lingers)
+        if self._lingers:
+            return LINGER
         return PATIENCE if self._slots.waiting else self._app.settings.polling_interval
 
     def _finished_its_part(self, room: int, reply: Exchanged) -> bool:

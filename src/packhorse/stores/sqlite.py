@@ -52,6 +52,7 @@ from packhorse.stores.contract import (
 from packhorse.stores.migrate import steps
 from packhorse.stores.sqlite_ballast import Ballast
 from packhorse.stores.sqlite_connections import Connections, Transaction, first_use
+from packhorse.stores.sqlite_exchange import InUse
 from packhorse.stores.sqlite_health import WAL_WARNING, examine
 from packhorse.stores.sqlite_key import kept_key
 from packhorse.stores.sqlite_watch import SQLiteWatch
@@ -61,6 +62,7 @@ log = logging.getLogger("packhorse.store")
 OLDEST = (3, 35)
 SMALL = 64  # outcomes in an exchange that may grow a little while others write
 WAL_WARNING_EVERY = 60.0
+RENEW_AFTER = SECOND // 4
 HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
 ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
 PROMOTE = f"""
@@ -139,37 +141,51 @@ class SQLiteStore(Store):
         failpoint("exchange.before_write")
         with self._transaction(patient=len(outcomes) < SMALL) as c:
             now = self.clock.now()
-            alive = self._renew(c, process)
+            alive = self._renew(c, process, seldom=True)
             before = c.total_changes
-            refused, freed = sqlite_exchange.finish(c, outcomes, now) if outcomes else ([], None)
+            in_use = InUse.of(c)
+            refused, freed = sqlite_exchange.finish(c, outcomes, now, in_use) if outcomes else ([], None)
             for token in started:
                 c.execute(sqlite_exchange.STARTED, (now, *token))
             failpoint("exchange.between")
-            self._admission.admit(c, now, ADMIT_AT_ONCE, freed)
-            entries = []
+            if self._admission.admit(c, now, ADMIT_AT_ONCE, freed) and not in_use.tickets:
+                in_use = in_use._replace(tickets=self._admission.gave_tickets)
+            entries, claims = [], None
             if alive and limit:
-                entries = sqlite_exchange.take(c, process, nonce, queues, limit, starting, now)
+                entries = sqlite_exchange.take(c, process, nonce, queues, limit, starting, now, in_use)
             if not outcomes and not started and not entries and c.total_changes == before:
                 c.execute("rollback")  # another worker was first; a renewed lease alone is not worth a commit
                 return Exchanged([], [], alive, now)
+            if not entries:
+                claims = []
+            elif limit <= SMALL:  # to read many would hold up others
+                claims = sqlite_exchange.claimed(c, process, nonce, entries)
             failpoint("exchange.before_commit")
         failpoint("exchange.after_commit")
-        if not entries:
-            return Exchanged([], refused, alive, now)
-        with self._cursor() as c:
-            return Exchanged(sqlite_exchange.claimed(c, process, nonce, entries), refused, alive, now)
+        if claims is None:
+            with self._cursor() as c:
+                claims = sqlite_exchange.claimed(c, process, nonce, entries)
+        return Exchanged(claims, refused, alive, now)
 
     def _nothing_to_do(self, process: bytes, queues: Selected, limit: int) -> Exchanged | None:
         """A look without the write lock; None where there is something to claim."""
         with self._cursor() as c:
             now = self.clock.now()
-            if limit and (self._admission.arrived(c, now) or any(sqlite_exchange.open_queues(c, queues, now))):
+            closed = sqlite_exchange.paused_queues(c, now)
+            if limit and (self._admission.arrived(c, now) or any(sqlite_exchange.open_queues(c, queues, closed))):
                 return None
             alive = c.execute(ALIVE, (process, self.clock.boot(), self.clock.ticks())).fetchone() is not None
             return Exchanged([], [], alive, now)
 
-    def _renew(self, c: sqlite3.Connection, process: bytes) -> bool:
+    def _renew(self, c: sqlite3.Connection, process: bytes, *, seldom: bool = False) -> bool:
+        """Whether it has a lease. A busy worker's is renewed `seldom`, as each time costs a page of the log."""
         ticks = self.clock.ticks()
+        if seldom:
+            row = c.execute("select lease, lease_until, boot from process where id = ?", (process,)).fetchone()
+            if row is None or row[2] != self.clock.boot() or row[1] <= ticks:
+                return False
+            if row[1] > ticks + row[0] - RENEW_AFTER:
+                return True
         return c.execute(RENEW, (ticks, process, self.clock.boot(), ticks)).rowcount == 1
 
     def take_token(self, pace: Pace, patience: int) -> int | None:
@@ -223,7 +239,7 @@ class SQLiteStore(Store):
         with self._transaction() as c:
             c.execute("update job set epoch = epoch + 1 where state = 4 and process = ?", (process,))
             held = [Token(*row) for row in c.execute(HELD, (process,))]
-            sqlite_exchange.finish(c, [release(token) for token in held], self.clock.now())  # they keep their permits
+            sqlite_exchange.finish(c, [release(token) for token in held], self.clock.now(), InUse.of(c))
             c.execute("delete from process where id = ?", (process,))
             failpoint("leave.before_commit")
         failpoint("leave.after_commit")

@@ -8,7 +8,6 @@ rate knows when its next token is there, and calls then.
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
@@ -40,6 +39,17 @@ CALL = """
     update job set waits_on = '' where n in (
         select n from job indexed by job_waiting where state = 2 and waits_on = ? order by rank, order_key, id limit ?
     )
+"""
+NEXT_OF_LINE = """
+    select n, id, limited from job indexed by job_waiting where state = 2 and waits_on = ?
+    order by rank, order_key, id limit ?
+"""
+ADMIT = "update job set state = 3, waits_on = '' where n in (values {values})"
+INSERT_PERMIT = "insert into permit (key, n, id) values {values}"
+KEY = """
+    select (select count(*) from permit where key = :key), (select permits from limit_set where key = :key),
+           coalesce((select permits from limit_cap where key = :key), 0),
+           coalesce((select since from limit_cap where key = :key), x'')
 """
 STANDS = "select 1 from job indexed by job_waiting where state = 2 and waits_on = ? limit 1"
 STANDING = "select count(*) from job indexed by job_waiting where state = 2 and waits_on = ?"
@@ -77,6 +87,7 @@ FIRST = (-1_000, 0, b"")  # before every job of a line
 NOBODY_KNOWS = 1 << 62  # when a rate calls next whose tickets are all out
 
 Standing = tuple[int, int, bytes, int]  # rank, order key, id, n
+Freed = dict[str, list[int]]  # the numbers of permits that were given back, by their line
 
 
 class Needs(NamedTuple):
@@ -122,39 +133,71 @@ class Admission:
 
     def __init__(self) -> None:
         self._line = ""
+        self.gave_tickets = False
 
     def arrived(self, c: sqlite3.Connection, now: int) -> bool:
         """Somebody is at the door, wants a turn, or waits for a token that is there."""
         first, due = c.execute(ARRIVED, (now,)).fetchone()
         return bool(due) or (isinstance(first, str) and (first == "" or first.startswith(FAIR)))
 
-    def admit(self, c: sqlite3.Connection, now: int, limit: int, freed: Counter[str] | None = None) -> int:
+    def admit(self, c: sqlite3.Connection, now: int, limit: int, freed: Freed | None = None) -> int:
         """Judge who is at the door, by priority and age, until `limit` are ready; how many moved on.
 
-        `freed` are lines that have room again, and how much.
+        `freed` are the permits that were given back just now.
         """
-        if not freed and not self.arrived(c, now):
-            return 0
+        if not self.arrived(c, now):
+            if not freed:
+                return 0
+            if (passed := _pass_on(c, freed)) is not None:
+                return passed
         turns, self._line = Turns(c, now).take(self._line, LOOK_AT_ONCE)
-        return max(turns, _Door(c, now, limit).open(freed or Counter()))
+        door = _Door(c, now, limit)
+        admitted = door.open(freed or {})
+        self.gave_tickets = door.gave_tickets
+        return max(turns, admitted)
+
+
+def _pass_on(c: sqlite3.Connection, freed: Freed) -> int | None:
+    """Where nobody else has come, permits go to the next of their lines, if none of those needs anything else.
+
+    How many did; None where it takes more to find out.
+    """
+    permits: list[tuple[str, int, bytes]] = []
+    admitted: list[tuple[int]] = []
+    for line, numbers in freed.items():
+        key = _Key(c, line.removeprefix(LIMIT), numbered=False)
+        room = min(len(numbers), key.room)
+        rows = c.execute(NEXT_OF_LINE, (line, room)).fetchall() if room > 0 else []
+        if any(needs != 1 for _, _, needs in rows):
+            return None
+        permits += [(key.key, n, id) for n, (_, id, _) in zip(sorted(numbers), rows, strict=False)]
+        admitted += [(n,) for n, _, _ in rows]
+    batched(c, INSERT_PERMIT, permits)
+    batched(c, ADMIT, admitted)
+    return len(admitted)
 
 
 class _Key:
     """A limit during one round. Room only shrinks: whoever ends meanwhile does so in another transaction."""
 
-    def __init__(self, c: sqlite3.Connection, key: str) -> None:
-        taken = {n for (n,) in c.execute("select n from permit where key = ?", (key,))}
-        self.held = len(taken)
-        self.numbers = (n for n in count(1) if n not in taken)
-        row = c.execute("select permits from limit_set where key = ?", (key,)).fetchone()
-        self.set_to: int | None = None if row is None else row[0]
-        row = c.execute("select permits, since from limit_cap where key = ?", (key,)).fetchone()
-        self.cap: int = row[0] if row else 0
-        self.since: bytes = row[1] if row else b""
+    def __init__(self, c: sqlite3.Connection, key: str, *, numbered: bool = True) -> None:
+        self.key = key
+        self.held: int
+        self.set_to: int | None
+        self.cap: int
+        self.since: bytes
+        self.held, self.set_to, self.cap, self.since = c.execute(KEY, {"key": key}).fetchone()
+        if numbered:
+            taken = {n for (n,) in c.execute("select n from permit where key = ?", (key,))}
+            self.numbers = (n for n in count(1) if n not in taken)
+
+    @property
+    def room(self) -> int:
+        return (self.cap if self.set_to is None else self.set_to) - self.held
 
     @property
     def has_room(self) -> bool:
-        return self.held < (self.cap if self.set_to is None else self.set_to)
+        return self.room > 0
 
 
 class _Rate:
@@ -192,6 +235,7 @@ class _Door:
         self._c = c
         self._now = now
         self._limit = limit
+        self.gave_tickets = False
         self._admitted = self._judged = 0
         self._keys: dict[str, _Key] = {}
         self._rates: dict[str, _Rate] = {}
@@ -206,9 +250,9 @@ class _Door:
         self._sent: dict[str, list[tuple[int]]] = {}
         self._brought: dict[str, tuple[str, int, bytes]] = {}  # keys with a newer number
 
-    def open(self, freed: Counter[str]) -> int:
-        for line, number in freed.items():
-            self._call(line, number)
+    def open(self, freed: Freed) -> int:
+        for line, numbers in freed.items():
+            self._call(line, len(numbers))
         for (key,) in self._c.execute("select key from rate where wake_at <= ?", (self._now,)).fetchall():
             self._call(rate_line(key))
         while self._wants_more:
@@ -334,11 +378,13 @@ class _Door:
 
     def _write(self) -> None:
         c = self._c
-        write = "insert or replace into limit_cap (key, permits, since) values (?, ?, ?)"
-        c.executemany(write, self._brought.values())
-        batched(c, "insert into permit (key, n, id) values {values}", self._permits)
+        if self._brought:
+            write = "insert or replace into limit_cap (key, permits, since) values (?, ?, ?)"
+            c.executemany(write, self._brought.values())
+        batched(c, INSERT_PERMIT, self._permits)
         batched(c, "insert into ticket (key, id) values {values}", self._tickets)
-        batched(c, "update job set state = 3, waits_on = '' where n in (values {values})", self._ready)
+        self.gave_tickets = self.gave_tickets or bool(self._tickets)
+        batched(c, ADMIT, self._ready)
         for line, rows in self._sent.items():
             batched(c, "update job set waits_on = ? where n in (values {values})", rows, line)
         self._brought, self._permits, self._tickets, self._ready, self._sent = {}, [], [], [], {}
@@ -347,18 +393,17 @@ class _Door:
 # Going out.
 
 
-def free(c: sqlite3.Connection, ids: Sequence[bytes]) -> Counter[str]:
-    """Take back the permits of these jobs; the lines that have room now, and how much."""
-    freed: Counter[str] = Counter()
-    if c.execute("select 1 from permit limit 1").fetchone() is not None:
-        take_back = "delete from permit where id in (values {values}) returning key"
-        freed.update(limit_line(key) for (key,) in read(c, take_back, ids))
+def free(c: sqlite3.Connection, ids: Sequence[bytes]) -> Freed:
+    """Take back the permits of these jobs."""
+    freed: Freed = {}
+    for key, n in read(c, "delete from permit where id in (values {values}) returning key, n", ids):
+        freed.setdefault(limit_line(key), []).append(n)
     return freed
 
 
-def call(c: sqlite3.Connection, freed: Counter[str]) -> None:
-    for line, number in freed.items():
-        c.execute(CALL, (line, number))
+def call(c: sqlite3.Connection, freed: Freed) -> None:
+    for line, numbers in freed.items():
+        c.execute(CALL, (line, len(numbers)))
 
 
 def leave(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
@@ -381,18 +426,15 @@ def stand_anew(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
 
 def free_tickets(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
     """They have begun, or never will: another may have its token."""
-    if c.execute("select 1 from ticket limit 1").fetchone() is not None:
-        keys = {key for (key,) in read(c, "delete from ticket where id in (values {values}) returning key", ids)}
-        for key in sorted(keys):
-            _Rate(c, Pace(key, 1, 1)).save(c)
+    keys = {key for (key,) in read(c, "delete from ticket where id in (values {values}) returning key", ids)}
+    for key in sorted(keys):
+        _Rate(c, Pace(key, 1, 1)).save(c)
 
 
 def free_started(c: sqlite3.Connection, process: bytes, nonce: int) -> None:
-    """What was held until the start of what was just claimed."""
-    sqlite_unique.free_started(c, process, nonce)
-    if c.execute("select 1 from ticket limit 1").fetchone() is not None:
-        started = "select id from job indexed by job_held where state = 4 and process = ? and nonce = ?"
-        free_tickets(c, [id for (id,) in c.execute(started, (process, nonce)).fetchall()])
+    """The tickets of what was just claimed."""
+    started = "select id from job indexed by job_held where state = 4 and process = ? and nonce = ?"
+    free_tickets(c, [id for (id,) in c.execute(started, (process, nonce)).fetchall()])
 
 
 def cancel(c: sqlite3.Connection, jobs: Sequence[tuple[bytes, int]], reason: str, now: int) -> None:

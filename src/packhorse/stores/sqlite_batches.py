@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-_SIZES = (256, 64, 16, 4, 1)
+_SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
 def batched(c: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...]], *first: Any) -> int:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, NewJob, Token
@@ -20,6 +19,7 @@ from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
 from packhorse.stores import sqlite_unique
 from packhorse.stores.contract import FAIR, fair_line
+from packhorse.stores.sqlite_admission import Freed
 from packhorse.stores.sqlite_batches import batched, prepared
 
 log = logging.getLogger("packhorse.store")
@@ -88,6 +88,10 @@ FINISH = """
 FINISH = FINISH.format(
     due="(ended.state = 3 and ended.order_key is not null)", fair=FAIR, led=admission.LED, values="{values}"
 )
+IN_USE = """
+    select exists (select 1 from permit), exists (select 1 from unique_key), exists (select 1 from ticket),
+           exists (select 1 from pause)
+"""
 STILL_OURS = """
     with token (process, nonce, id, epoch) as (values {values})
     select job.process, job.nonce, job.id, job.epoch from token join job indexed by job_held on job.id = token.id
@@ -178,19 +182,41 @@ def _insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
         c.executemany(AGED, aged)
 
 
-def finish(c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int) -> tuple[list[Token], Counter[str]]:
-    """Write the outcomes whose token stands; the tokens of the others, and the lines that have room now."""
+class InUse(NamedTuple):
+    """What anybody uses at all, asked once: most stores know no limits, unique keys or pauses."""
+
+    permits: bool
+    unique_keys: bool
+    tickets: bool
+    pauses: bool
+
+    @classmethod
+    def of(cls, c: sqlite3.Connection) -> InUse:
+        return cls(*map(bool, c.execute(IN_USE).fetchone()))
+
+
+def finish(
+    c: sqlite3.Connection, outcomes: Sequence[Outcome], now: int, in_use: InUse
+) -> tuple[list[Token], Freed | None]:
+    """Write the outcomes whose token stands; the tokens of the others, and the permits that are free now."""
     outcomes = _heeded(c, outcomes)
-    c.execute("savepoint finishing")
     refused: list[Token] = []
-    if _write(c, outcomes, now) < len(outcomes):
-        # Some token is old, or came twice. Find out which ones stand, and write those alone.
-        c.execute("rollback to finishing")
-        outcomes, refused = _fenced(c, outcomes)
-        _write(c, outcomes, now)
-    c.execute("release finishing")
-    freed = admission.free(c, [outcome.token.id for outcome in outcomes if outcome.state is not JobState.READY])
-    sqlite_unique.free(c, [outcome.token.id for outcome in outcomes if outcome.state.finished])
+    if len(outcomes) == 1:
+        if not _write(c, outcomes, now):
+            return [outcomes[0].token], None
+    else:
+        c.execute("savepoint finishing")
+        if _write(c, outcomes, now) < len(outcomes):
+            # Some token is old, or came twice. Find out which ones stand, and write those alone.
+            c.execute("rollback to finishing")
+            outcomes, refused = _fenced(c, outcomes)
+            _write(c, outcomes, now)
+        c.execute("release finishing")
+    freed = None
+    if in_use.permits:
+        freed = admission.free(c, [outcome.token.id for outcome in outcomes if outcome.state is not JobState.READY])
+    if in_use.unique_keys:
+        sqlite_unique.free(c, [outcome.token.id for outcome in outcomes if outcome.state.finished])
     if dropped := [outcome.token.id for outcome in outcomes if outcome.keep == 0 and outcome.state.finished]:
         delete(c, dropped)
         outcomes = [outcome for outcome in outcomes if outcome.keep != 0 or not outcome.state.finished]
@@ -234,27 +260,39 @@ def delete(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
 
 
 def take(
-    c: sqlite3.Connection, process: bytes, nonce: int, queues: Selected, limit: int, starting: int, now: int
+    c: sqlite3.Connection,
+    process: bytes,
+    nonce: int,
+    queues: Selected,
+    limit: int,
+    starting: int,
+    now: int,
+    in_use: InUse,
 ) -> list[list[str]]:
     """Claim the first `limit` ready jobs; the queues that served, one list for each entry."""
     served = []
-    paused = _paused(c, "task", now)
-    for names in open_queues(c, queues, now):
+    paused = _paused(c, "task", now) if in_use.pauses else []
+    closed = paused_queues(c, now) if in_use.pauses else []
+    for names in open_queues(c, queues, closed):
         if paused:
             limit = _take_unpaused(c, process, nonce, names, limit, starting, now, paused)
             served.append(names)
             if limit <= 0:
                 break
             continue
-        last = _nth_ready(c, names, limit)
+        starting = min(starting, limit)
         begins = _nth_ready(c, names, starting) if starting else (-1_000, 0, b"")
+        last = begins if begins == LAST_KEY or starting == limit else _nth_ready(c, names, limit)
         taken = sum(c.execute(CLAIM, (process, nonce, now, *begins, now, queue, *last)).rowcount for queue in names)
         served.append(names)
         limit -= taken
         starting = max(0, starting - taken)
         if limit <= 0:
             break
-    admission.free_started(c, process, nonce)
+    if served and in_use.unique_keys:
+        sqlite_unique.free_started(c, process, nonce)
+    if served and in_use.tickets:
+        admission.free_started(c, process, nonce)
     return served
 
 
@@ -279,14 +317,17 @@ def _take_unpaused(
     return limit
 
 
+def paused_queues(c: sqlite3.Connection, now: int) -> list[str]:
+    return _paused(c, "queue", now)
+
+
 def _paused(c: sqlite3.Connection, kind: str, now: int) -> list[str]:
     rows = c.execute("select name from pause where kind = ? and (until is null or until > ?)", (kind, now))
     return [name for (name,) in rows]
 
 
-def open_queues(c: sqlite3.Connection, queues: Selected, now: int) -> Iterator[list[str]]:
+def open_queues(c: sqlite3.Connection, queues: Selected, paused: Collection[str]) -> Iterator[list[str]]:
     """For each entry, the queues that have ready jobs, are not paused and not served by an earlier entry."""
-    paused = set(_paused(c, "queue", now))
     seen: set[str] = set()
     for entry in queues:
         names = []
@@ -316,7 +357,8 @@ def claimed(c: sqlite3.Connection, process: bytes, nonce: int, entries: list[lis
 def _narrow_row(n: int, job: NewJob, now: int) -> tuple[Any, ...]:
     run_at = now + job.delay if job.delay is not None else job.run_at
     expires_at = now + job.lifetime if job.lifetime is not None else job.expires_at
-    limited = job.terms.limited
+    terms = job.terms
+    limited = len(terms.holds) + len(terms.paces)
     fixed = (run_at, expires_at, job.share, limited)
     if run_at is not None and run_at > now:
         return (n, job.id, SCHEDULED, job.queue, -job.priority, run_at, *fixed, "")

@@ -21,8 +21,7 @@ def take(c: sqlite3.Connection, unique: Claimed, id: bytes, now: int) -> None:
 
 
 def free(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
-    if c.execute("select 1 from unique_key limit 1").fetchone() is not None:
-        c.executemany("delete from unique_key where id = ? and lapses_at is null", [(id,) for id in ids])
+    c.executemany("delete from unique_key where id = ? and lapses_at is null", [(id,) for id in ids])
 
 
 def free_started(c: sqlite3.Connection, process: bytes, nonce: int) -> None:

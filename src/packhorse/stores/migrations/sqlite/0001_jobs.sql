@@ -20,7 +20,7 @@ create table job (
     run_at      integer,
     expires_at  integer,
     share       text,
-    limited     integer not null default 0,     -- it needs permits or tokens, see hold
+    limited     integer not null default 0,     -- how many permits and tokens it needs, see hold
     waits_on    text    not null default '',    -- the line it waits in; empty: at the door, to be judged
     ageing      integer not null default 0,     -- microseconds of waiting that make up for a point of priority
     priority    integer,                        -- where it ages, so that the rank does not tell
