@@ -142,7 +142,10 @@ class NewJob(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A ready job that became ours."""
+    """A ready job that became ours.
+
+    Those of one `run` share a permit: they are performed one after the other, in the order they came in.
+    """
 
     token: Token
     task: str
@@ -154,6 +157,7 @@ class Claim(NamedTuple):
     created_at: int
     expires_at: int | None
     strays: int = 0
+    run: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

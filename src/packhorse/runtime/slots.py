@@ -29,6 +29,7 @@ class Slots:
         self._performer = performer
         self._hand_in = hand_in
         self._waiting: deque[tuple[float, Claim]] = deque()
+        self._runs: dict[str, deque[tuple[float, Claim]]] = {}  # of each run, who comes after the one that has begun
         self._free = deque([None] * concurrency)
         self._running: dict[Token, float] = {}
         self._coroutines: dict[Token, asyncio.Task[None]] = {}
@@ -40,7 +41,17 @@ class Slots:
 
     def put(self, claims: list[Claim]) -> None:
         now = time.monotonic()
-        self._waiting.extend((now, claim) for claim in claims)
+        first: list[tuple[float, Claim]] = []
+        runs: dict[str, deque[tuple[float, Claim]]] = {}
+        for claim in claims:
+            if claim.run is None or claim.run not in runs:
+                first.append((now, claim))
+            if claim.run is not None:
+                runs.setdefault(claim.run, deque()).append((now, claim))
+        for rest in runs.values():
+            rest.popleft()
+        self._runs.update(runs)  # before the first of them can end
+        self._waiting.extend(first)
         self._serve()
 
     def _serve(self) -> None:
@@ -64,11 +75,25 @@ class Slots:
                 self._serve()
                 break
             taken.append(claim)
+            if claim.run is not None:  # nobody of it has begun
+                taken += [behind for _, behind in self._runs.pop(claim.run)]
+        for rest in list(self._runs.values()):
+            taken += self._take_back(rest, limit)
+        return taken
+
+    def _take_back(self, rest: deque[tuple[float, Claim]], limit: float) -> list[Claim]:
+        """Those who would come after one that has begun, from the last on, since slots take from the first on."""
+        taken: list[Claim] = []
+        try:
+            while rest[-1][0] <= limit:
+                taken.append(rest.pop()[1])
+        except IndexError:
+            pass
         return taken
 
     @property
     def waiting(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting) or any(self._runs.values())
 
     def running_for(self, seconds: float) -> list[Token]:
         """What has run at least so long."""
@@ -109,6 +134,16 @@ class Slots:
                 if not self._waiting or not self._take_token():
                     return None
 
+    def _after(self, claim: Claim) -> Claim | None:
+        """Who comes next for the holder of a token."""
+        if claim.run is None:
+            return self._next()
+        try:
+            return self._runs[claim.run].popleft()[1]
+        except IndexError:
+            del self._runs[claim.run]
+            return self._next()
+
     def _give(self, claim: Claim) -> None:
         if self._performer.is_coroutine(claim):
             loop = self._loop or self._start_loop()
@@ -131,7 +166,7 @@ class Slots:
                     outcome = broken(claim.token, error)
                 del running[claim.token]
                 self._hand_in(outcome)
-                claim = self._next()
+                claim = self._after(claim)
                 if claim is not None and is_coroutine(claim):
                     self._give(claim)
                     claim = None
@@ -157,7 +192,7 @@ class Slots:
             outcome = broken(claim.token, error)
         del self._running[claim.token], self._coroutines[claim.token]
         self._hand_in(outcome)
-        following = self._next()
+        following = self._after(claim)
         if following is None:
             return
         if self._performer.is_coroutine(following):

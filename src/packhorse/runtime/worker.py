@@ -185,8 +185,9 @@ class Worker:
     def _offer(self, outcomes: list[Outcome], room: int, starting: int, started: list[Token]) -> Exchanged:
         store, process = self._app.store, self._process.id
         try:
+            run = int(AHEAD / self._pace) if self._pace < LINGER else 1
             return store.exchange(
-                process, new_nonce(), outcomes, self._selected, room, starting=starting, started=started
+                process, new_nonce(), outcomes, self._selected, room, starting=starting, started=started, run=run
             )
         except StoreDataError as error:
             return self._write_apart(outcomes, error)

@@ -315,6 +315,7 @@ class Store(ABC):
         *,
         starting: int = 0,
         started: Sequence[Token] = (),
+        run: int = 1,
     ) -> Exchanged:
         """Write what ended and take what is next, in one stroke.
 
@@ -322,6 +323,10 @@ class Store(ABC):
         `limit` ready jobs start running for `process` under the new `nonce`, in the order of the contract. The first
         `starting` of them begin at once, and so did the `started` ones claimed earlier. Where there was anything to
         write or to take, the process's lease is renewed. A finished job whose outcome says `keep=0` is deleted.
+
+        Where `run` is more than 1, a store may add to a job that has the only permit of a key up to so many that wait
+        for it, as a run. They are claimed too, but their permit is one, and it is free when the last of them has ended
+        or gone back.
         """
 
     @abstractmethod

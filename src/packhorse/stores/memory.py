@@ -223,6 +223,7 @@ class MemoryStore(Store):
         *,
         starting: int = 0,
         started: Sequence[Token] = (),
+        run: int = 1,
     ) -> Exchanged:
         with self._changed:
             now = self.clock.now()

@@ -50,6 +50,7 @@ from packhorse.stores.contract import (
     stranger,
 )
 from packhorse.stores.migrate import steps
+from packhorse.stores.sqlite_admission import Runs
 from packhorse.stores.sqlite_ballast import Ballast
 from packhorse.stores.sqlite_connections import Connections, Transaction, first_use
 from packhorse.stores.sqlite_exchange import InUse
@@ -117,16 +118,17 @@ class SQLiteStore(Store):
         *,
         starting: int = 0,
         started: Sequence[Token] = (),
+        run: int = 1,
     ) -> Exchanged:
         if not outcomes and not started and (answer := self._nothing_to_do(process, queues, limit)):
             return answer
         try:
-            return self._exchange(process, nonce, outcomes, queues, limit, starting, started)
+            return self._exchange(process, nonce, outcomes, queues, limit, starting, started, run)
         except StoreFull:
             if not outcomes or not self._ballast.free():
                 raise
         log.error("the disk of %s is full; its ballast was let go to write down what has been done", self.path)
-        return self._exchange(process, nonce, outcomes, queues, 0, 0, started)
+        return self._exchange(process, nonce, outcomes, queues, 0, 0, started, 1)
 
     def _exchange(
         self,
@@ -137,6 +139,7 @@ class SQLiteStore(Store):
         limit: int,
         starting: int,
         started: Sequence[Token],
+        run: int,
     ) -> Exchanged:
         failpoint("exchange.before_write")
         with self._transaction(patient=len(outcomes) < SMALL) as c:
@@ -148,23 +151,26 @@ class SQLiteStore(Store):
             for token in started:
                 c.execute(sqlite_exchange.STARTED, (now, *token))
             failpoint("exchange.between")
-            if self._admission.admit(c, now, ADMIT_AT_ONCE, freed) and not in_use.tickets:
-                in_use = in_use._replace(tickets=self._admission.gave_tickets)
-            entries, claims = [], None
+            if self._admission.admit(c, now, ADMIT_AT_ONCE, freed):
+                in_use = in_use._replace(permits=True, tickets=in_use.tickets or self._admission.gave_tickets)
+            entries: list[list[str]] = []
+            runs: Runs = {}
+            claims = None
             if alive and limit:
-                entries = sqlite_exchange.take(c, process, nonce, queues, limit, starting, now, in_use)
+                taken = sqlite_exchange.take(c, process, nonce, queues, limit, starting, run, now, in_use)
+                entries, runs = taken
             if not outcomes and not started and not entries and c.total_changes == before:
                 c.execute("rollback")  # another worker was first; a renewed lease alone is not worth a commit
                 return Exchanged([], [], alive, now)
             if not entries:
                 claims = []
             elif limit <= SMALL:  # to read many would hold up others
-                claims = sqlite_exchange.claimed(c, process, nonce, entries)
+                claims = sqlite_exchange.claimed(c, process, nonce, entries, runs)
             failpoint("exchange.before_commit")
         failpoint("exchange.after_commit")
         if claims is None:
             with self._cursor() as c:
-                claims = sqlite_exchange.claimed(c, process, nonce, entries)
+                claims = sqlite_exchange.claimed(c, process, nonce, entries, runs)
         return Exchanged(claims, refused, alive, now)
 
     def _nothing_to_do(self, process: bytes, queues: Selected, limit: int) -> Exchanged | None:
@@ -239,7 +245,8 @@ class SQLiteStore(Store):
         with self._transaction() as c:
             c.execute("update job set epoch = epoch + 1 where state = 4 and process = ?", (process,))
             held = [Token(*row) for row in c.execute(HELD, (process,))]
-            sqlite_exchange.finish(c, [release(token) for token in held], self.clock.now(), InUse.of(c))
+            _, freed = sqlite_exchange.finish(c, [release(token) for token in held], self.clock.now(), InUse.of(c))
+            admission.call(c, freed or {})
             c.execute("delete from process where id = ?", (process,))
             failpoint("leave.before_commit")
         failpoint("leave.after_commit")

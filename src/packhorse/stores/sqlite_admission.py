@@ -10,11 +10,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, takewhile
 from typing import NamedTuple
 
-from packhorse.job import NewJob
+from packhorse.job import NewJob, Token
 from packhorse.limits import CATCH_UP, MERGES_CAP, Bucket, Conflict, Hold, Pace, UniqueConflict
+from packhorse.queues import Selected
 from packhorse.stores import sqlite_unique
 from packhorse.stores.contract import FAIR, LIMIT, MERGED, LimitView, RateView, limit_line, parked_line, rate_line
 from packhorse.stores.sqlite_batches import batched, read
@@ -44,6 +45,29 @@ NEXT_OF_LINE = """
     select n, id, limited from job indexed by job_waiting where state = 2 and waits_on = ?
     order by rank, order_key, id limit ?
 """
+NEXT_WITH_QUEUE = NEXT_OF_LINE.replace("limited", "limited, queue")
+HEADS = """
+    select job.id, permit.key, permit.n from job indexed by job_held join permit on permit.id = job.id
+    where state = 4 and process = ? and nonce = ? and limited = 1
+"""
+JOIN_RUN = """
+    update job set state = 4, waits_on = '', epoch = epoch + 1, process = ?, nonce = ?, claimed_at = ?,
+                   started_at = null
+    where n in (values {values})
+"""
+FREE = "delete from permit where id in (values {values}) returning key, n, id, run"
+FREE_RUNS = "delete from permit where run and id in (values {values}) returning key, n, id, run"
+# The rest of a run is what else was claimed by the same exchange for the same key and has no permit of its own.
+LAST_OF_RUN = """
+    select job.id from job indexed by job_held join hold on hold.id = job.id
+    where state = 4 and process = ? and nonce = ? and hold.key = ? and period is null
+      and not exists (select 1 from permit where permit.id = job.id and permit.key = hold.key)
+    order by rank desc, order_key desc, job.id desc limit 1
+"""
+WITHOUT_PERMIT = """(
+    exists (select 1 from hold where hold.id = job.id and period is null)
+    and not exists (select 1 from permit where permit.id = job.id and not run)
+)"""
 ADMIT = "update job set state = 3, waits_on = '' where n in (values {values})"
 INSERT_PERMIT = "insert into permit (key, n, id) values {values}"
 KEY = """
@@ -87,6 +111,7 @@ FIRST = (-1_000, 0, b"")  # before every job of a line
 NOBODY_KNOWS = 1 << 62  # when a rate calls next whose tickets are all out
 
 Standing = tuple[int, int, bytes, int]  # rank, order key, id, n
+Runs = dict[bytes, tuple[int, str]]  # for each job of a run its place and the run's name
 Freed = dict[str, list[int]]  # the numbers of permits that were given back, by their line
 
 
@@ -399,6 +424,49 @@ def free(c: sqlite3.Connection, ids: Sequence[bytes]) -> Freed:
     for key, n in read(c, "delete from permit where id in (values {values}) returning key, n", ids):
         freed.setdefault(limit_line(key), []).append(n)
     return freed
+
+
+def free_claimed(c: sqlite3.Connection, ended: Sequence[Token], put_back: Sequence[Token]) -> Freed:
+    """Of those that were running. Who is put back keeps its permit, unless it is that of a run."""
+    freed: Freed = {}
+    of_a_run: list[tuple[str, int, bytes]] = []
+    for text, tokens in ((FREE, ended), (FREE_RUNS, put_back)):
+        for key, n, id, run in read(c, text, [token.id for token in tokens]):
+            if run:
+                of_a_run.append((key, n, id))
+            else:
+                freed.setdefault(limit_line(key), []).append(n)
+    if of_a_run:
+        tokens_by_id = {token.id: token for token in (*ended, *put_back)}
+        for key, n, id in of_a_run:
+            token = tokens_by_id[id]
+            left = c.execute(LAST_OF_RUN, (token.process, token.nonce, key)).fetchone()
+            if left is None:
+                freed.setdefault(limit_line(key), []).append(n)
+            else:
+                c.execute("insert into permit (key, n, id, run) values (?, ?, ?, 1)", (key, n, left[0]))
+    return freed
+
+
+def extend_runs(
+    c: sqlite3.Connection, process: bytes, nonce: int, queues: Selected, run: int, limit: int, now: int
+) -> Runs:
+    """Claim more jobs that wait for a permit which was just claimed, for one of each key; who is of which run."""
+    heads = {key: (head, n) for head, key, n in c.execute(HEADS, (process, nonce))}
+    runs: Runs = {}
+    for key, (head, n) in heads.items():
+        size = min(run - 1, limit)
+        if size <= 0:
+            break
+        rows = c.execute(NEXT_WITH_QUEUE, (limit_line(key), size)).fetchall()
+        members = list(takewhile(lambda row: row[2] == 1 and any(it.matches(row[3]) for it in queues), rows))
+        if not members:
+            continue
+        limit -= len(members)
+        batched(c, JOIN_RUN, [(row[0],) for row in members], process, nonce, now)
+        c.execute("update permit set id = ?, run = 1 where key = ? and n = ?", (members[-1][1], key, n))
+        runs |= {id: (place, f"{nonce} {key}") for place, id in enumerate([head, *(row[1] for row in members)])}
+    return runs
 
 
 def call(c: sqlite3.Connection, freed: Freed) -> None:

@@ -19,7 +19,7 @@ from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
 from packhorse.stores import sqlite_unique
 from packhorse.stores.contract import FAIR, fair_line
-from packhorse.stores.sqlite_admission import Freed
+from packhorse.stores.sqlite_admission import Freed, Runs
 from packhorse.stores.sqlite_batches import batched, prepared
 
 log = logging.getLogger("packhorse.store")
@@ -62,7 +62,8 @@ SUCCEED = """
 """
 FINISH = """
     update job indexed by job_held set
-        state       = case when not {due} then ended.state when limited or share is not null then 2 else 3 end,
+        state       = case when {due} then case when limited or share is not null then 2 else 3 end
+                           when ended.state = 3 and limited and {lost} then 2 else ended.state end,
         waits_on    = case when {due} and share is not null then '{fair}' || queue || '/' || share else '' end,
         attempts    = attempts + ended.spent,
         losses      = losses + ended.lost,
@@ -86,7 +87,11 @@ FINISH = """
       and job.process = ended.process and job.nonce = ended.nonce and job.epoch = ended.epoch
 """
 FINISH = FINISH.format(
-    due="(ended.state = 3 and ended.order_key is not null)", fair=FAIR, led=admission.LED, values="{values}"
+    due="(ended.state = 3 and ended.order_key is not null)",
+    fair=FAIR,
+    led=admission.LED,
+    lost=admission.WITHOUT_PERMIT,
+    values="{values}",
 )
 IN_USE = """
     select exists (select 1 from permit), exists (select 1 from unique_key), exists (select 1 from ticket),
@@ -214,7 +219,11 @@ def finish(
         c.execute("release finishing")
     freed = None
     if in_use.permits:
-        freed = admission.free(c, [outcome.token.id for outcome in outcomes if outcome.state is not JobState.READY])
+        freed = admission.free_claimed(
+            c,
+            [outcome.token for outcome in outcomes if outcome.state is not JobState.READY],
+            [outcome.token for outcome in outcomes if outcome.state is JobState.READY],
+        )
     if in_use.unique_keys:
         sqlite_unique.free(c, [outcome.token.id for outcome in outcomes if outcome.state.finished])
     if dropped := [outcome.token.id for outcome in outcomes if outcome.keep == 0 and outcome.state.finished]:
@@ -266,11 +275,13 @@ def take(
     queues: Selected,
     limit: int,
     starting: int,
+    run: int,
     now: int,
     in_use: InUse,
-) -> list[list[str]]:
-    """Claim the first `limit` ready jobs; the queues that served, one list for each entry."""
-    served = []
+) -> tuple[list[list[str]], Runs]:
+    """Claim the first `limit` ready jobs; the queues that served, one list for each entry, and who is of which run."""
+    served: list[list[str]] = []
+    runs: Runs = {}
     paused = _paused(c, "task", now) if in_use.pauses else []
     closed = paused_queues(c, now) if in_use.pauses else []
     for names in open_queues(c, queues, closed):
@@ -289,11 +300,13 @@ def take(
         starting = max(0, starting - taken)
         if limit <= 0:
             break
+    if served and run > 1 and in_use.permits and not in_use.pauses:
+        runs = admission.extend_runs(c, process, nonce, queues, run, limit, now)
     if served and in_use.unique_keys:
         sqlite_unique.free_started(c, process, nonce)
     if served and in_use.tickets:
         admission.free_started(c, process, nonce)
-    return served
+    return served, runs
 
 
 def _take_unpaused(
@@ -345,12 +358,16 @@ def open_queues(c: sqlite3.Connection, queues: Selected, paused: Collection[str]
             yield names
 
 
-def claimed(c: sqlite3.Connection, process: bytes, nonce: int, entries: list[list[str]]) -> list[Claim]:
-    """What `take` claimed, in its order."""
+def claimed(c: sqlite3.Connection, process: bytes, nonce: int, entries: list[list[str]], runs: Runs) -> list[Claim]:
+    """What `take` claimed, in its order, and then what came with it in a run."""
     claims = [as_claim(row) for row in c.execute(CLAIMED, (process, nonce))]
     if len(entries) > 1:
         place = {queue: number for number, names in enumerate(entries) for queue in names}
         claims.sort(key=lambda claim: place.get(claim.queue, 0))
+    if runs:
+        behind = {id for id, (place, _) in runs.items() if place}
+        claims = [claim._replace(run=runs[claim.token.id][1]) if claim.token.id in runs else claim for claim in claims]
+        claims.sort(key=lambda claim: claim.token.id in behind)
     return claims
 
 

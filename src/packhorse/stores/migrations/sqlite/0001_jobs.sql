@@ -123,6 +123,7 @@ create table permit (
     key text    not null,
     n   integer not null,
     id  blob    not null,
+    run integer not null default 0,             -- it is the last of several that have this permit one after the other
     primary key (key, n)
 ) without rowid;
 
