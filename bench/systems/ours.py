@@ -167,4 +167,7 @@ class PackhorseRunning(Running):
         return [psutil.Process(pid) for pid in self.pids if psutil.pid_exists(pid) and pid != os.getpid()]
 
     def _enrolled(self) -> bool:
-        return sorted(self.roles().values()) == ["dispatcher", "supervisor"] + ["worker"] * self._system.processes
+        return (
+            sorted(self.roles().values())
+            == ["dispatcher", "scheduler", "supervisor"] + ["worker"] * self._system.processes
+        )

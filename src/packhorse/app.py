@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
@@ -33,10 +33,14 @@ from packhorse.task import BaseTask, Call, CoroutineTask, Declared, Options, Tas
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from packhorse.moments import Rule
+    from packhorse.scheduling import Bounds, Schedules
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 S = TypeVar("S", bound=Subscriber)
+T = TypeVar("T", bound="BaseTask[..., Any]")
 V = TypeVar("V")
 
 SEALED_REASON = "packhorse.errors.Cancel"  # the type of a failure that is none: why a task cancelled itself
@@ -93,6 +97,7 @@ class Packhorse:
         self._seals: Seals | None = None
         self.control = Control(self)
         self.inspection = Inspection(self)
+        self._schedules: Schedules | None = None
 
     @property
     def seals(self) -> Seals:
@@ -163,6 +168,32 @@ class Packhorse:
         self.tasks[task.name] = task
         self.known_tasks.update(dict.fromkeys((task.name, *task.aliases), task))
         return task
+
+    @property
+    def schedules(self) -> Schedules:
+        """Schedules that were made at run time, and those that the code declares."""
+        if self._schedules is None:
+            from packhorse.scheduling import Schedules  # with calendars and time zones, which few need
+
+            self._schedules = Schedules(self)
+        return self._schedules
+
+    def recurring(
+        self,
+        schedule: Rule | str,
+        *,
+        key: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        queue_name: str | None = None,
+        priority: int | None = None,
+        **bounds: Unpack[Bounds],
+    ) -> Callable[[T], T]:
+        """Enqueue a task at every moment of a rule; goes above `@app.task`, any number of times with different keys.
+
+        The key is the task's name unless one is given; queue and priority are the task's own.
+        """
+        return self.schedules.declare(schedule, key, args, kwargs, queue_name, priority, bounds)
 
     # Extending.
 

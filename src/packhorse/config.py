@@ -110,6 +110,19 @@ def _number(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return parse
 
 
+def _is_zone(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    if value == "UTC":
+        return True
+    from packhorse.zones import zone_named
+
+    try:
+        return bool(zone_named(value))
+    except ConfigError:
+        return False
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
@@ -145,6 +158,8 @@ class Settings:
     )
     ageing: float | None = setting(None, seconds(more_than_0=True, none="for never"))
     """How long a job waits to make up for one point of priority."""
+    time_zone: str = setting("UTC", Kind("the name of a time zone, as Europe/Berlin", _is_zone, str))
+    """Of schedules that name none."""
     store: str | None = setting(None, one_text("a store URL"))
     signing: bool = setting(True, SWITCH)
     encryption: bool = setting(False, SWITCH)

@@ -93,6 +93,16 @@ class Context:
         return to_datetime(self._claim.created_at)
 
     @property
+    def schedule(self) -> str | None:
+        """The key of the schedule that the job came from."""
+        return _ticked(self.metadata)[0]
+
+    @property
+    def moment(self) -> datetime | None:
+        """The moment of its schedule that the job stands for, however late it runs."""
+        return _ticked(self.metadata)[1]
+
+    @property
     def stop_requested(self) -> bool:
         """An operator asked for the job's end, or the worker is about to leave."""
         return self._host.stop_asked(self._claim.token)
@@ -142,6 +152,16 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<Context of {self.task} {self.job_id}, attempt {self.attempt}>"
+
+
+MOMENT = "packhorse.moment"  # where metadata tell which moment of which schedule a job stands for
+
+
+def _ticked(metadata: Mapping[str, Any]) -> tuple[str | None, datetime | None]:
+    match metadata.get(MOMENT):
+        case [str(key), int(moment)]:
+            return key, to_datetime(moment)
+    return None, None
 
 
 class _Nobody:

@@ -79,7 +79,7 @@ class Control:
         self, selection: Selection, change: Change, *, reason: str = "", actor: str | None = None
     ) -> Iterator[Moved]:
         """The same, telling of each batch as soon as it is done."""
-        reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)
+        reason, actor = storable(reason, TEXT_CAP), storable(actor or me(), TEXT_CAP)
         if change.act is Act.CANCEL:
             change = replace(change, seal=self._app.seals.order(OrderKind.CANCEL, reason or "cancelled"))
         selections: Iterable[Selection] = [selection]
@@ -156,7 +156,7 @@ class Control:
         actor: str | None,
         kind: Paused,
     ) -> None:
-        reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)
+        reason, actor = storable(reason, TEXT_CAP), storable(actor or me(), TEXT_CAP)
         if isinstance(until, datetime):
             if until.tzinfo is None:
                 raise ConfigError(f"until={until} has no time zone. Use an aware datetime, or a timedelta.")
@@ -176,7 +176,7 @@ class Control:
         self._pause(check_name(task, "task name"), until, reason, actor, Paused.TASK)
 
     def resume_task(self, task: str, *, reason: str = "", actor: str | None = None) -> bool:
-        reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)
+        reason, actor = storable(reason, TEXT_CAP), storable(actor or me(), TEXT_CAP)
         return self._app.store.resume(check_name(task, "task name"), actor, reason, kind=Paused.TASK)
 
     def set_limit(self, key: str, to: int | None, *, reason: str = "", actor: str | None = None) -> None:
@@ -184,7 +184,7 @@ class Control:
         if to is not None and (isinstance(to, bool) or not isinstance(to, int) or not 0 <= to <= PERMITS_CAP):
             raise ConfigError(f"to must be a whole number from 0 to {PERMITS_CAP:,}, or None, not {to!r}.")
         check_limit_key(key)
-        self._app.store.set_limit(key, to, storable(actor or _me(), TEXT_CAP), storable(reason, TEXT_CAP))
+        self._app.store.set_limit(key, to, storable(actor or me(), TEXT_CAP), storable(reason, TEXT_CAP))
 
     def set_weight(self, share: str, weight: int | None, *, reason: str = "", actor: str | None = None) -> None:
         """From now on the share gets so many turns where others get one; None takes that back."""
@@ -193,10 +193,10 @@ class Control:
             isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= WEIGHT_CAP
         ):
             raise ConfigError(f"weight must be a whole number from 1 to {WEIGHT_CAP:,}, or None, not {weight!r}.")
-        self._app.store.set_weight(share, weight, storable(actor or _me(), TEXT_CAP), storable(reason, TEXT_CAP))
+        self._app.store.set_weight(share, weight, storable(actor or me(), TEXT_CAP), storable(reason, TEXT_CAP))
 
     def resume(self, queue: str, *, reason: str = "", actor: str | None = None) -> bool:
-        reason, actor = storable(reason, TEXT_CAP), storable(actor or _me(), TEXT_CAP)
+        reason, actor = storable(reason, TEXT_CAP), storable(actor or me(), TEXT_CAP)
         return self._app.store.resume(check_name(queue, "queue name"), actor, reason)
 
     def migrate(self) -> list[str]:
@@ -246,7 +246,7 @@ def check_limit_key(key: str) -> str:
     return key
 
 
-def _me() -> str:
+def me() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's uid need not have a name

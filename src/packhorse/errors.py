@@ -114,6 +114,14 @@ class JobNotFound(PackhorseError, LookupError):
         self.id = id
 
 
+class ScheduleNotFound(PackhorseError, LookupError):
+    def __init__(self, key: str):
+        super().__init__(
+            f"There is no schedule {key!r} in this store. `packhorse schedules list` shows those there are."
+        )
+        self.key = key
+
+
 class NotFinished(PackhorseError, TimeoutError):
     """No result yet (which is not the same as a result of None)."""
 

@@ -77,6 +77,15 @@ class Seals:
         kept = flags & (TYPED | FOREIGN | NO_RESULT)
         return self._seal(Purpose.JOB, id + task.encode(), body, head=_head.pack(created, NEVER, version), flags=kept)
 
+    def template(self, key: str, task: str, encoded: Encoded, *, version: int, foreign: bool = False) -> bytes:
+        """The arguments that each job of a schedule will have."""
+        flags = (TYPED if encoded.typed else 0) | (FOREIGN if foreign else 0)
+        return self._seal(Purpose.SCHEDULE, _texts(key, task), encoded.body, head=_short(version), flags=flags)
+
+    def open_template(self, key: str, task: str, data: bytes) -> OpenedJob:
+        flags, head, body = self._open(Purpose.SCHEDULE, _texts(key, task), data, 2)
+        return OpenedJob(body, flags, 0, NEVER, int.from_bytes(head))
+
     def result(self, id: bytes, encoded: Encoded, *, foreign: bool = False) -> bytes:
         flags = (TYPED if encoded.typed else 0) | (FOREIGN if foreign else 0)
         return self._seal(Purpose.RESULT, id, encoded.body, flags=flags)

@@ -45,6 +45,7 @@ class Purpose(StrEnum):
     FAILURE = "failure"
     ENTRY = "entry"
     CONTROL = "control"
+    SCHEDULE = "schedule"
 
 
 class SignatureError(PayloadError):

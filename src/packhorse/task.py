@@ -22,6 +22,7 @@ from packhorse.limits import FREE, Limit, Rate, Rules, Terms, Unique, make_rules
 from packhorse.outcome import FOREVER
 from packhorse.queues import check_name
 from packhorse.retry import Backoff, RetryPolicy, make_policy
+from packhorse.seals import OpenedJob
 from packhorse.shapes import Shapes, shapes_of
 
 if TYPE_CHECKING:
@@ -330,6 +331,24 @@ class BaseTask(Generic[P, R_co]):
             return list(new_args), dict(new_kwargs)
         except Exception as error:
             raise PayloadError(f"Upgrading from payload version {version} raised {type(error).__name__}.") from None
+
+    def read(self, opened: OpenedJob) -> Arguments:
+        """Arguments as the function takes them now, from what was once enqueued."""
+        args, kwargs, metadata = self.as_sent(opened)
+        if opened.version != self.stored.version:
+            args, kwargs = self.upgraded(opened.version, args, kwargs)
+        try:
+            self.check_call(args, kwargs)
+        except TypeError as error:
+            raise PayloadError(f"{error}. The task has changed since; declare an upgrade, or enqueue anew.") from None
+        if self.shapes is not None and not opened.foreign:
+            args, kwargs = self.shapes.load_arguments(args, kwargs)
+        return Arguments(args, kwargs, metadata)
+
+    def as_sent(self, opened: OpenedJob) -> Arguments:
+        if opened.foreign:
+            return unpack_foreign(self, opened.body, self.app.codec, opened.typed)
+        return self.app.codec.decode_arguments(opened.body, typed=opened.typed)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         return self.app.enqueue(self.call(*args, **kwargs))

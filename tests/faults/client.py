@@ -89,6 +89,14 @@ def pause() -> None:
 
 
 @script
+def schedule() -> None:
+    enqueue(*(f"job-{n}" for n in range(4)))
+    for n in range(5):
+        view = app.schedules.add(app.tasks["note"].call(f"never-{n}"), "@yearly", key=f"yearly-{n}")
+        say("scheduled", view.key)
+
+
+@script
 def record() -> None:
     enqueue(*(f"job-{n}" for n in range(4)))
     claims = claim(join(), 4)

@@ -339,7 +339,7 @@ class Workers:
         return handle is None or bool(select.select([handle], [], [], 0)[0])
 
     def wait_children_gone(self, within: float = 20.0) -> None:
-        pids = [pid for role in ("worker", "dispatcher") for pid in self.pids(role)]
+        pids = [pid for role in ("worker", "dispatcher", "scheduler") for pid in self.pids(role)]
         wait_until(lambda: all(map(self.child_ended, pids)), "the children are gone", within)
 
     def wait_armed_killed(self, armed: str, within: float = 20.0) -> None:
@@ -366,7 +366,7 @@ class Workers:
         return self.process.wait(within)
 
     def end(self) -> None:
-        for role in ("worker", "dispatcher"):
+        for role in ("worker", "dispatcher", "scheduler"):
             self.pids(role)
         if self.process.poll() is None:
             self.process.kill()

@@ -61,7 +61,9 @@ def test_an_outsider_that_locks_for_longer_than_a_lease_stops_nobody_for_good(pl
 
     # Nobody died of it, and whoever dies now is noticed as before.
     assert len(workers.pids("worker")) == len(workers.pids("dispatcher")) == 1
-    wait_until(lambda: live_roles(place) == {"supervisor", "worker", "dispatcher"}, "all have a lease again")
+    wait_until(
+        lambda: live_roles(place) == {"supervisor", "worker", "dispatcher", "scheduler"}, "all have a lease again"
+    )
     second = place.enqueue("hold", "second")
     workers.kill_child(place.wait_started("second").pid)
     place.wait_started("second", times=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from packhorse.clock import SECOND
 from packhorse.failpoints import POINTS
 from packhorse.ids import from_text, new_id
 from packhorse.job import NewJob
+from packhorse.moments import once
 from packhorse.queues import parse_queues
 from packhorse.runtime.worker import new_nonce
 from packhorse.stores.contract import ProcessInfo
 from tests.faults.harness import Place
+from tests.waiting import wait_until
 
 Words = dict[str, list[list[str]]]
 
@@ -42,6 +45,8 @@ RUNS: dict[str, list[Run]] = {
     "slot": [Run("worker", 1), Run("worker", 7)],
     "beat": [Run("supervisor", 1), Run("supervisor", 3)],
     "promote": [Run("dispatcher", 1), Run("dispatcher", 3)],
+    "tick": [Run("scheduler", 1), Run("scheduler", 3)],
+    "schedule": [Run("schedule", 1), Run("schedule", 3)],
     "adopt": [Run("dispatcher", 1), Run("dispatcher", 2)],
     "dispatcher": [Run("dispatcher", 1), Run("dispatcher", 2)],
     "enroll": [Run("worker", 1), Run("enroll", 2)],
@@ -49,7 +54,8 @@ RUNS: dict[str, list[Run]] = {
     "supervisor": [Run("supervisor", 1), Run("supervisor", 2)],
     "supervisor.before_stop": [Run("supervisor", 1, stopping=True)],  # there is no second time
 }
-ROLES = {"worker", "dispatcher", "supervisor"}
+ROLES = {"worker", "dispatcher", "scheduler", "supervisor"}
+MOMENTS = 8
 QUICK = {("exchange.before_commit", 1), ("insert.after_commit", 5)}
 
 
@@ -81,6 +87,8 @@ def die_as_role(place: Place, point: str, run: Run) -> None:
         silence(place, first)
         if run.hit == 1:
             silence(place, later)
+    if run.victim == "scheduler":
+        work_for_the_scheduler(place)
     doomed = place.workers("--concurrency", "2", failpoints=f"{point}=kill@{run.hit}", armed=run.victim)
     if run.victim == "dispatcher" and run.hit > 1:
         if not point.startswith("promote."):
@@ -100,12 +108,18 @@ def die_as_role(place: Place, point: str, run: Run) -> None:
     last = doomed
     if doomed.process.poll() is not None or run.stopping:
         last = place.workers("--concurrency", "2")
+    if run.victim == "scheduler":
+        wait_until(lambda: place.sql("select count(*) from tick") == [(MOMENTS,)], "every moment was dealt with")
     place.wait_all_finished()
     if last is not doomed:
         doomed.wait_children_gone()
     assert last.stop() == 0
     assert "Traceback" not in doomed.log + last.log
     place.check(acknowledged)
+    if run.victim == "scheduler":
+        ticked = place.sql("select count(*), count(distinct job), count(distinct schedule) from tick")
+        assert ticked == [(MOMENTS, MOMENTS, MOMENTS)]
+        assert len(place.rows()) == len(acknowledged) + MOMENTS
     losses = [row.losses for row in place.rows().values()]
     assert max(losses) <= 1, "one death, so at most one loss"
 
@@ -119,6 +133,14 @@ def workload(place: Place) -> list[str]:
         ids += place.enqueue_many("nap", *[(f"slow-{part}-{n}", 0.25) for n in range(2)])
         ids += place.enqueue_many("note", *[(f"behind-{part}-{n}",) for n in range(10)])
     return ids
+
+
+def work_for_the_scheduler(place: Place) -> None:
+    """Moments that come one after the other, one of each schedule."""
+    note, now = place.app.tasks["note"], datetime.now(UTC)
+    for n in range(MOMENTS):
+        place.app.schedules.add(note.call(f"moment-{n}"), once(now + timedelta(seconds=0.4 * n)), key=f"once-{n}")
+    place.app.close()
 
 
 def claim_for(place: Place, process: bytes) -> list[str]:
@@ -236,11 +258,20 @@ def after_membership(place: Place, said: Words) -> list[str]:
     return []
 
 
+def after_schedule(place: Place, said: Words) -> list[str]:
+    """Written and audited, or neither; those told of for certain."""
+    keys = {key for (key,) in place.sql("select key from schedule")}
+    assert {key for [key] in said.get("scheduled", [])} <= keys
+    assert len(keys) == place.sql("select count(*) from audit where act = 'schedule'")[0][0]
+    return []
+
+
 AFTER: dict[str, Callable[[Place, Words], list[str]]] = {
     "insert": after_insert,
     "move": after_move,
     "pause": after_pause,
     "record": after_record,
+    "schedule": after_schedule,
     "prune": after_prune,
     "enroll": after_membership,
     "leave": after_membership,

@@ -172,9 +172,9 @@ def test_children_of_a_killed_supervisor_finish_and_leave(place: Place):
 @pytest.mark.slow
 def test_idle_children_of_a_killed_supervisor_leave_within_a_second_or_two(place: Place):
     workers = place.workers()
-    for role in ("worker", "dispatcher"):
+    for role in ("worker", "dispatcher", "scheduler"):
         workers.wait_pid(role)
-    wait_until(lambda: len(place.sql("select 1 from process")) == 3, "all three are enrolled")
+    wait_until(lambda: len(place.sql("select 1 from process")) == 4, "all four are enrolled")
     workers.kill()
     workers.wait_children_gone(within=5)
     roles = {role for (role,) in place.sql("select role from process")}
@@ -210,7 +210,7 @@ def test_a_job_past_the_grace_goes_back_only_when_its_process_is_gone(place: Pla
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["worker", "dispatcher"])
+@pytest.mark.parametrize("role", ["worker", "dispatcher", "scheduler"])
 def test_a_child_that_somebody_else_stopped_is_replaced(place: Place, role: str):
     """Leaving cleanly is no reason to be missed for good."""
     workers = place.workers("--processes", "1")

@@ -204,7 +204,7 @@ def test_a_worker_stops_when_it_is_asked_to(shop: Path, command: Callable[..., A
         wait_until(lambda: len(app.inspection.processes()) == 3, "all three processes to enrol")
         status = command("status", "--json")
         processes = json.loads(status.communicate(timeout=30)[0])["processes"]
-        assert sorted(process["role"] for process in processes) == ["dispatcher", "supervisor", "worker"]
+        assert sorted(process["role"] for process in processes) == ["dispatcher", "scheduler", "supervisor", "worker"]
         assert [process["queues"] for process in processes if process["role"] == "worker"] == ["mail,*"]
         worker.send_signal(signal.SIGTERM)
         out, log = worker.communicate(timeout=30)

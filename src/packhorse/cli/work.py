@@ -49,8 +49,8 @@ def worker(
 ) -> None:
     """Perform the jobs of APP (module:name), until TERM or INT.
 
-    Starts worker processes and a dispatcher, and replaces them when they die. On TERM or INT running jobs may finish;
-    a second INT, or QUIT, ends at once and hands them back.
+    Starts worker processes, a dispatcher and a scheduler, and replaces them when they die. On TERM or INT running jobs
+    may finish; a second INT, or QUIT, ends at once and hands them back.
 
     \b
     Examples:
@@ -73,5 +73,6 @@ def worker(
     _ = application.seals
     count = processes or os.cpu_count() or 1
     work = Plan(app, "worker", queues, concurrency, burst, max_jobs, log_level, log_format)
-    plans = [work] * count + [Plan(app, "dispatcher", log_level=log_level, log_format=log_format)]
+    others = [Plan(app, role, log_level=log_level, log_format=log_format) for role in ("dispatcher", "scheduler")]
+    plans = [work] * count + others
     raise SystemExit(Supervisor(application, plans).run())

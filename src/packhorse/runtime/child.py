@@ -21,6 +21,7 @@ from packhorse.queues import parse_queues
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.loading import load_app
 from packhorse.runtime.process import Process, Role
+from packhorse.runtime.scheduler import Scheduler
 from packhorse.runtime.worker import Worker
 from packhorse.stores.contract import Order, OrderKind
 
@@ -32,7 +33,7 @@ class Plan:
     """What a child is to be, on its command line."""
 
     app: str
-    role: Literal["worker", "dispatcher"]
+    role: Literal["worker", "dispatcher", "scheduler"]
     queues: str = "*"
     concurrency: int = 8
     burst: bool = False
@@ -47,6 +48,8 @@ class Plan:
     def make_role(self, app: Packhorse) -> Role:
         if self.role == "dispatcher":
             return Dispatcher(app)
+        if self.role == "scheduler":
+            return Scheduler(app)
         return Worker(app, parse_queues(self.queues), self.concurrency, burst=self.burst, max_jobs=self.max_jobs)
 
 

@@ -1,4 +1,4 @@
-"""Worker and dispatcher as threads of the program that enqueues: for small programs, notebooks and tests."""
+"""Worker, dispatcher and scheduler as threads of the program that enqueues: for small programs, notebooks and tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from packhorse.app import Packhorse
 from packhorse.queues import parse_queues
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.process import Process
+from packhorse.runtime.scheduler import Scheduler
 from packhorse.runtime.worker import Worker
 
 
@@ -23,7 +24,8 @@ class Embedded:
     def __init__(self, app: Packhorse, queues: str = "*", concurrency: int = 8) -> None:
         self._app = app
         selected = parse_queues(queues)
-        self._processes = [Process(app, Worker(app, selected, concurrency)), Process(app, Dispatcher(app))]
+        roles = (Worker(app, selected, concurrency), Dispatcher(app), Scheduler(app))
+        self._processes = [Process(app, role) for role in roles]
         self._threads = [
             threading.Thread(target=process.run, name=f"packhorse-{process.role.name}", daemon=True)
             for process in self._processes

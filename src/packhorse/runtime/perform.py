@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from packhorse.app import SEALED_REASON, Packhorse
 from packhorse.clock import SECOND, length, to_datetime
-from packhorse.codec import Arguments, Encoded
+from packhorse.codec import Encoded
 from packhorse.context import Context, Progress, performing
 from packhorse.errors import Cancel, PayloadError
 from packhorse.events import Event, EventKind
@@ -29,9 +29,9 @@ from packhorse.outcome import Outcome, decide, expire, refuse, stop, stray, succ
 from packhorse.reporters import ErrorReport, report
 from packhorse.retry import RetryPolicy
 from packhorse.runtime.progress import Recorder
-from packhorse.seals import NEVER, OpenedJob
+from packhorse.seals import NEVER
 from packhorse.stores.contract import MERGED
-from packhorse.task import BaseTask, default_keep, unpack_foreign
+from packhorse.task import BaseTask, default_keep
 
 log = logging.getLogger("packhorse.jobs")
 
@@ -168,7 +168,7 @@ class Performer:
             task = self._tasks.get(claim.task)
             if task is None or opened.version > task.stored.version:
                 return self.kept(claim, self._strayed(claim, task))
-            args, kwargs, metadata = self._arguments(task, opened)
+            args, kwargs, metadata = task.read(opened)
             if task.rules.merges:
                 args, kwargs = task.merged(args, kwargs, self._merged_into(claim, task))
         except PayloadError as error:
@@ -180,33 +180,14 @@ class Performer:
             self._tell_started(claim)
         return Prepared(task, context, args, kwargs)
 
-    def _arguments(
-        self, task: BaseTask[..., Any], opened: OpenedJob
-    ) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-        args, kwargs, metadata = self._as_sent(task, opened)
-        if opened.version != task.stored.version:
-            args, kwargs = task.upgraded(opened.version, args, kwargs)
-        try:
-            task.check_call(args, kwargs)
-        except TypeError as error:
-            raise PayloadError(f"{error}. The task has changed since; declare an upgrade, or enqueue anew.") from None
-        if task.shapes is not None and not opened.foreign:
-            args, kwargs = task.shapes.load_arguments(args, kwargs)
-        return args, kwargs, metadata
-
     def _merged_into(self, claim: Claim, task: BaseTask[..., Any]) -> list[tuple[list[Any], dict[str, Any]]]:
         """The arguments of later jobs that this one stands for."""
         later = []
         for kind, name, payload in self._app.store.entries(claim.token.id):
             if kind == MERGED:
                 opened = self._open_job(bytes.fromhex(name), claim.task, payload)
-                later.append(self._arguments(task, opened)[:2])
+                later.append(task.read(opened)[:2])
         return later
-
-    def _as_sent(self, task: BaseTask[..., Any], opened: OpenedJob) -> Arguments:
-        if opened.foreign:
-            return unpack_foreign(task, opened.body, self._app.codec, opened.typed)
-        return self._app.codec.decode_arguments(opened.body, typed=opened.typed)
 
     def _strayed(self, claim: Claim, task: BaseTask[..., Any] | None) -> Outcome:
         error = _unknown(claim.task, self._app, task)
@@ -300,7 +281,7 @@ class Performer:
         secrets = secrets_in([now, context.metadata], more)
         try:
             opened = self._open_job(claim.token.id, claim.task, claim.payload)
-            sent = [self._as_sent(task, opened)]
+            sent = [task.as_sent(opened)]
             if opened.typed and not opened.foreign:
                 sent.append(self._app.codec.decode_arguments(opened.body, typed=False))  # looks into own types as well
             for args, kwargs, metadata in sent:

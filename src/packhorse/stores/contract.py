@@ -17,6 +17,7 @@ from packhorse.queues import Selected
 EXCHANGE_JOBS = 1_000
 EXCHANGE_BYTES = 1 << 20
 ADMIT_AT_ONCE = 1_000
+TICKS_KEPT = 30 * 24 * 3_600 * 1_000_000  # microseconds
 MERGED = "merged"  # the kind of entry that keeps the payload of a job that was merged into another
 RESULT_PRUNED = "it was kept for its time, and the job longer"
 
@@ -259,6 +260,54 @@ class RateView:
     waiting: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSchedule:
+    """A schedule as a store keeps it. The store knows nothing of rules: who ticks says what comes next.
+
+    `source` names the application whose code declares it; it is empty for one that was made at run time. What the code
+    says is the same as long as the `fingerprint` is. `revision` is raised by every change, and `handled` by ticks: what
+    is due up to that moment has been dealt with. `error` tells why the last tick went wrong.
+    """
+
+    key: str
+    task: str
+    rule: str
+    payload: bytes
+    source: str = ""
+    zone: str = "UTC"
+    start: int | None = None
+    end: int | None = None
+    repeats: int | None = None
+    jitter: int = 0
+    misfire: str = "once"
+    grace: int | None = None
+    overlap: str = "allow"
+    queue: str | None = None
+    priority: int | None = None
+    paused: bool = False
+    handled: int | None = None
+    next_at: int | None = None
+    last_job: bytes | None = None
+    error: str = ""
+    fingerprint: str = ""
+    revision: int = 0
+
+
+class DueSchedules(NamedTuple):
+    """Schedules to tick now, the most overdue first, and in how many microseconds the next one is due."""
+
+    schedules: list[StoredSchedule]
+    next_due: int | None
+    now: int
+
+
+class Tick(NamedTuple):
+    """A moment of a schedule that got its job, or, where `job` is None, got none because an earlier one still runs."""
+
+    moment: int
+    job: bytes | None
+
+
 class Audit(NamedTuple):
     at: int
     actor: str
@@ -381,6 +430,54 @@ class Store(ABC):
 
         Those due first go first; among equals the one that finished first, then the smaller id.
         """
+
+    # Schedules: rows with a moment, and one job for each moment, whoever ticks.
+
+    @abstractmethod
+    def save_schedules(self, source: str, schedules: Sequence[StoredSchedule]) -> list[str]:
+        """What an application's code declares, and no more; the keys that were left alone, as others have them.
+
+        One whose fingerprint is the same keeps all that happened to it. A changed one begins anew, paused or not.
+        """
+
+    @abstractmethod
+    def put_schedule(self, schedule: StoredSchedule, actor: str, reason: str) -> bool:
+        """Write one: a new one where its revision is 0, else only over that revision; False where that is not so."""
+
+    @abstractmethod
+    def remove_schedule(self, key: str, actor: str, reason: str) -> bool: ...
+
+    @abstractmethod
+    def due_schedules(self, limit: int) -> DueSchedules:
+        """Those that are not paused and whose next moment has come."""
+
+    @abstractmethod
+    def tick(
+        self,
+        schedule: StoredSchedule,
+        jobs: Sequence[tuple[int, NewJob]],
+        *,
+        handled: int | None,
+        next_at: int | None,
+        repeats: int | None,
+        error: str = "",
+    ) -> list[Tick] | None:
+        """Insert the jobs of moments and move the schedule on, in one stroke; None where it is no more as it was given.
+
+        A moment that had its job before gets no second one. Under the overlap "skip" one gets none while the job of the
+        last tick is unfinished.
+        """
+
+    @abstractmethod
+    def schedules(self, after: str = "", limit: int = 100) -> list[StoredSchedule]:
+        """In the order of their keys, behind `after`."""
+
+    @abstractmethod
+    def schedule(self, key: str) -> StoredSchedule | None: ...
+
+    @abstractmethod
+    def ticks(self, key: str, limit: int = 100) -> list[Tick]:
+        """The newest moments that were dealt with; kept for a while, whatever becomes of their jobs."""
 
     # Operating: audited in the same stroke, and the epoch is raised, so that no old claim survives it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
 
@@ -23,10 +23,12 @@ from packhorse.stores.contract import (
     MERGED,
     PARKED,
     RESULT_PRUNED,
+    TICKS_KEPT,
     Act,
     Audit,
     Beaten,
     Change,
+    DueSchedules,
     Entry,
     Exchanged,
     LimitView,
@@ -44,6 +46,8 @@ from packhorse.stores.contract import (
     Retention,
     Selection,
     Store,
+    StoredSchedule,
+    Tick,
     Watch,
     fair_line,
     fair_scope,
@@ -148,6 +152,8 @@ class MemoryStore(Store):
         self._rates: dict[str, _Rate] = {}
         self._turns: dict[tuple[str, int], dict[str, int]] = {}  # for each scope and rank the last turn of its shares
         self._weights: dict[str, int] = {}
+        self._schedules: dict[str, StoredSchedule] = {}
+        self._ticks: dict[tuple[str, int], bytes | None] = {}
         self._unique: dict[str, tuple[bytes, int | None]] = {}  # who has a key, and when it lapses by itself
         self._audit: list[Audit] = []
         self._changed = threading.Condition(threading.RLock())
@@ -573,6 +579,8 @@ class MemoryStore(Store):
             for _, _, id in sorted(old)[:limit]:
                 del self._jobs[id]
             self._forget_unused(now)
+            for key, moment in [tick for tick in self._ticks if tick[1] < now - TICKS_KEPT]:
+                del self._ticks[key, moment]
             return len(old[:limit]) + self._forget_results(now, limit)
 
     def _forget_unused(self, now: int) -> None:
@@ -594,6 +602,98 @@ class MemoryStore(Store):
             job.outcome = job.outcome._replace(result=None, result_error=RESULT_PRUNED)
             job.result_until = None
         return len(old[:limit])
+
+    # Schedules.
+
+    def save_schedules(self, source: str, schedules: Sequence[StoredSchedule]) -> list[str]:
+        with self._changed:
+            theirs = {key for key, known in self._schedules.items() if known.source == source}
+            for key in theirs - {schedule.key for schedule in schedules}:
+                del self._schedules[key]
+            left_alone = []
+            for new in schedules:
+                known = self._schedules.get(new.key)
+                if known is None:
+                    self._schedules[new.key] = replace(new, source=source, revision=1)
+                elif known.source != source:
+                    left_alone.append(new.key)
+                elif known.fingerprint != new.fingerprint:
+                    revision = known.revision + 1
+                    self._schedules[new.key] = replace(new, source=source, paused=known.paused, revision=revision)
+            self._notify()
+            return left_alone
+
+    def put_schedule(self, schedule: StoredSchedule, actor: str, reason: str) -> bool:
+        with self._changed:
+            known = self._schedules.get(schedule.key)
+            if (0 if known is None else known.revision) != schedule.revision:
+                return False
+            self._schedules[schedule.key] = replace(schedule, revision=schedule.revision + 1)
+            self._audit.append(Audit(self.clock.now(), actor, "schedule", reason, 0))
+            self._notify()
+            return True
+
+    def remove_schedule(self, key: str, actor: str, reason: str) -> bool:
+        with self._changed:
+            removed = self._schedules.pop(key, None) is not None
+            if removed:
+                self._audit.append(Audit(self.clock.now(), actor, "remove_schedule", reason, 0))
+            return removed
+
+    def due_schedules(self, limit: int) -> DueSchedules:
+        with self._changed:
+            now = self.clock.now()
+            live = [it for it in self._schedules.values() if it.next_at is not None and not it.paused]
+            live.sort(key=lambda it: (it.next_at, it.key))
+            due = [it for it in live if it.next_at is not None and it.next_at <= now][:limit]
+            following = now if len(due) == limit else next((it.next_at for it in live[len(due) :]), None)
+            return DueSchedules(due, None if following is None else following - now, now)
+
+    def tick(
+        self,
+        schedule: StoredSchedule,
+        jobs: Sequence[tuple[int, NewJob]],
+        *,
+        handled: int | None,
+        next_at: int | None,
+        repeats: int | None,
+        error: str = "",
+    ) -> list[Tick] | None:
+        with self._changed:
+            known = self._schedules.get(schedule.key)
+            if known is None or (known.revision, known.handled) != (schedule.revision, schedule.handled):
+                return None
+            last, ticked = known.last_job, []
+            for moment, new in jobs:
+                if (schedule.key, moment) in self._ticks:
+                    continue
+                job: bytes | None = None
+                if known.overlap != "skip" or not self._unfinished(last):
+                    [job] = self.insert([new])
+                    last = job
+                self._ticks[schedule.key, moment] = job
+                ticked.append(Tick(moment, job))
+            self._schedules[schedule.key] = replace(
+                known, handled=handled, next_at=next_at, repeats=repeats, last_job=last, error=error
+            )
+            return ticked
+
+    def _unfinished(self, id: bytes | None) -> bool:
+        job = None if id is None else self._jobs.get(id)
+        return job is not None and not job.state.finished
+
+    def schedules(self, after: str = "", limit: int = 100) -> list[StoredSchedule]:
+        with self._changed:
+            return [self._schedules[key] for key in sorted(self._schedules) if key > after][:limit]
+
+    def schedule(self, key: str) -> StoredSchedule | None:
+        with self._changed:
+            return self._schedules.get(key)
+
+    def ticks(self, key: str, limit: int = 100) -> list[Tick]:
+        with self._changed:
+            found = [Tick(moment, job) for (its_key, moment), job in self._ticks.items() if its_key == key]
+            return sorted(found, reverse=True)[:limit]
 
     # Operating.
 

@@ -20,7 +20,7 @@ from packhorse.limits import Pace
 from packhorse.outcome import Outcome, release
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
-from packhorse.stores import sqlite_exchange, sqlite_jobs
+from packhorse.stores import sqlite_exchange, sqlite_jobs, sqlite_schedules
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
     RESULT_PRUNED,
@@ -28,6 +28,7 @@ from packhorse.stores.contract import (
     Audit,
     Beaten,
     Change,
+    DueSchedules,
     Entry,
     Exchanged,
     Finding,
@@ -46,6 +47,8 @@ from packhorse.stores.contract import (
     Retention,
     Selection,
     Store,
+    StoredSchedule,
+    Tick,
     Watch,
     stranger,
 )
@@ -319,6 +322,7 @@ class SQLiteStore(Store):
             sqlite_exchange.delete(c, ids)
             c.execute("delete from unique_key where lapses_at <= ?", (self.clock.now(),))
             admission.forget_unused(c, self.clock.now())
+            sqlite_schedules.forget_ticks(c, self.clock.now())
             results = c.execute(FORGET_RESULTS, (RESULT_PRUNED, self.clock.now(), limit)).rowcount
             failpoint("prune.before_commit")
         failpoint("prune.after_commit")
@@ -348,6 +352,69 @@ class SQLiteStore(Store):
             if (kept := retention.of(state)) is not None:
                 found += c.execute(KEPT_BY_RULE, (kept, code, now - kept, limit))
         return [id for _, _, id in sorted(found, key=sqlite_exchange.comparable)[:limit]]
+
+    # Schedules.
+
+    def save_schedules(self, source: str, schedules: Sequence[StoredSchedule]) -> list[str]:
+        with self._cursor() as c:
+            if not sqlite_schedules.differs(c, source, schedules):
+                return []
+        with self._transaction() as c:
+            left_alone = sqlite_schedules.save(c, source, schedules)
+            failpoint("schedule.before_commit")
+        failpoint("schedule.after_commit")
+        return left_alone
+
+    def put_schedule(self, schedule: StoredSchedule, actor: str, reason: str) -> bool:
+        with self._transaction() as c:
+            written = sqlite_schedules.put(c, schedule)
+            if written:
+                self._audit(c, self.clock.now(), actor, "schedule", reason)
+            failpoint("schedule.before_commit")
+        failpoint("schedule.after_commit")
+        return written
+
+    def remove_schedule(self, key: str, actor: str, reason: str) -> bool:
+        with self._transaction() as c:
+            removed = sqlite_schedules.remove(c, key)
+            if removed:
+                self._audit(c, self.clock.now(), actor, "remove_schedule", reason)
+            failpoint("schedule.before_commit")
+        failpoint("schedule.after_commit")
+        return removed
+
+    def due_schedules(self, limit: int) -> DueSchedules:
+        with self._cursor() as c:
+            return sqlite_schedules.due(c, limit, self.clock.now())
+
+    def tick(
+        self,
+        schedule: StoredSchedule,
+        jobs: Sequence[tuple[int, NewJob]],
+        *,
+        handled: int | None,
+        next_at: int | None,
+        repeats: int | None,
+        error: str = "",
+    ) -> list[Tick] | None:
+        with self._transaction() as c:
+            after = (handled, next_at, repeats)
+            ticked = sqlite_schedules.tick(c, schedule, jobs, after, error, self.clock.now())
+            failpoint("tick.before_commit")
+        failpoint("tick.after_commit")
+        return ticked
+
+    def schedules(self, after: str = "", limit: int = 100) -> list[StoredSchedule]:
+        with self._cursor() as c:
+            return sqlite_schedules.page(c, after, limit)
+
+    def schedule(self, key: str) -> StoredSchedule | None:
+        with self._cursor() as c:
+            return sqlite_schedules.one(c, key)
+
+    def ticks(self, key: str, limit: int = 100) -> list[Tick]:
+        with self._cursor() as c:
+            return sqlite_schedules.ticks(c, key, limit)
 
     # Operating.
 

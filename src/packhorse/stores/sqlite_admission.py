@@ -572,8 +572,9 @@ def take_token(c: sqlite3.Connection, pace: Pace, patience: int, now: int) -> in
 
 def remembers(c: sqlite3.Connection) -> bool:
     """Anything that `forget_unused` may forget."""
-    remembered = "select exists (select 1 from limit_cap) or exists (select 1 from rate) or exists (select 1 from turn)"
-    return bool(c.execute(remembered).fetchone()[0])
+    tables = ("limit_cap", "rate", "turn", "tick")
+    remembered = " or ".join(f"exists (select 1 from {table})" for table in tables)
+    return bool(c.execute(f"select {remembered}").fetchone()[0])
 
 
 def forget_unused(c: sqlite3.Connection, now: int) -> None:

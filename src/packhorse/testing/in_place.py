@@ -129,7 +129,7 @@ class InPlaceWorker(Worker):
         task = self._app.known_tasks.get(job.task)
         if task is None:
             raise PayloadError(f"There is no task {job.task!r}.")
-        return Arguments(*self._performer._arguments(task, opened))
+        return task.read(opened)
 
     # What others do meanwhile.
 

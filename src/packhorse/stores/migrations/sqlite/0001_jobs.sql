@@ -225,3 +225,40 @@ create table audit (
     reason text    not null,
     jobs   integer not null
 );
+
+create table schedule (
+    "key"       text    not null primary key,
+    task        text    not null,
+    rule        text    not null,
+    payload     blob    not null,               -- its arguments, sealed
+    source      text    not null,               -- the application whose code declares it; empty: made at run time
+    zone        text    not null,
+    start       integer,
+    "end"       integer,
+    repeats     integer,
+    jitter      integer not null,
+    misfire     text    not null,
+    grace       integer,
+    overlap     text    not null,
+    queue       text,
+    priority    integer,
+    paused      integer not null,
+    handled     integer,                        -- what is due up to here has been dealt with
+    next_at     integer,
+    last_job    blob,
+    error       text    not null,
+    fingerprint text    not null,
+    revision    integer not null
+) without rowid;
+
+create index schedule_due on schedule (next_at, "key") where not paused;
+
+-- One job for each moment, whoever ticks and however long the job is kept.
+create table tick (
+    schedule text    not null,
+    moment   integer not null,
+    job      blob,                              -- null: an earlier one still ran
+    primary key (schedule, moment)
+) without rowid;
+
+create index tick_moment on tick (moment);

@@ -1,0 +1,381 @@
+"""Schedules as a program uses them: declared, made and edited at run time, and ticked by any number of schedulers."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from packhorse import Context, Embedded, JobState, Packhorse, Selection
+from packhorse.clock import SECOND, ManualClock, to_datetime
+from packhorse.errors import ConfigError, ScheduleNotFound
+from packhorse.moments import every, once
+from packhorse.runtime.scheduler import Scheduler
+from packhorse.stores.contract import StoredSchedule
+from tests.waiting import wait_until
+
+MakeApp = Callable[..., Packhorse]
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    clock = ManualClock()
+    clock.advance(1)  # between two moments
+    return clock
+
+
+@pytest.fixture
+def app(make_app: MakeApp, clock: ManualClock) -> Packhorse:
+    return make_app(clock=clock)
+
+
+def scheduler(app: Packhorse) -> Scheduler:
+    role = Scheduler(app)
+    role.begin(None)  # type: ignore[arg-type]
+    return role
+
+
+def enqueued(app: Packhorse) -> list[str]:
+    return [job.task for job in app.inspection.jobs(Selection())]
+
+
+def test_a_declared_schedule_gets_a_job_at_each_moment(app: Packhorse, clock: ManualClock):
+    @app.recurring(every(60), key="often", args=(1,), kwargs={"colour": "red"}, queue_name="slow", priority=5)
+    @app.task(name="work")
+    def work(number: int, *, colour: str) -> None: ...
+
+    role = scheduler(app)
+    for _ in range(3):
+        clock.advance(60)
+        role.turn()
+        role.turn()
+    jobs = list(app.inspection.jobs(Selection()))
+    assert [(job.task, job.queue, job.priority, job.tags) for job in jobs] == [
+        ("work", "slow", 5, ("schedule:often",))
+    ] * 3
+    moments = [job.run_at.timestamp() for job in jobs if job.run_at is not None]
+    assert [later - earlier for earlier, later in pairwise(moments)] == [60, 60]
+
+
+def test_the_task_sees_its_moment(make_app: MakeApp):
+    app = make_app()
+    seen = []
+
+    @app.recurring(every(1), key="second")
+    @app.task(takes_context=True)
+    def work(context: Context) -> None:
+        seen.append((context.schedule, context.moment))
+
+    with Embedded(app):
+        wait_until(lambda: len(seen) >= 2)
+    (key, first), (_, second) = seen[:2]
+    assert key == "second"
+    assert first is not None
+    assert second is not None
+    assert second - first == timedelta(seconds=1)
+    assert first.microsecond == 0
+
+
+def test_a_job_begins_within_a_second_of_its_moment(make_app: MakeApp):
+    app = make_app()
+    late = []
+
+    @app.recurring(every(1))
+    @app.task(name="work", takes_context=True)
+    def work(context: Context) -> None:
+        assert context.moment is not None
+        late.append((datetime.now(UTC) - context.moment).total_seconds())
+
+    with Embedded(app):
+        wait_until(lambda: len(late) >= 3)
+    assert [view.key for view in app.schedules.all()] == ["work"]
+    assert min(late) < 1
+
+
+def test_several_schedules_stand_above_one_task_and_fall_back_to_its_own(app: Packhorse, clock: ManualClock):
+    @app.recurring("0 3 * * *", key="nightly")
+    @app.recurring("@hourly", key="hourly", args=("h",))
+    @app.task(name="clean", queue_name="low", priority=-3)
+    def clean(what: str = "all") -> None: ...
+
+    with pytest.raises(ConfigError, match="already"):
+        app.recurring("@daily", key="nightly")(clean)
+    with pytest.raises(TypeError, match="cannot be called like this"):
+        app.recurring("@daily", key="wrong", args=(1, 2))(clean)
+    with pytest.raises(ConfigError, match=r"above @app\.task"):
+        app.recurring("@daily", key="wrong")(lambda: None)  # type: ignore[type-var]
+    with pytest.raises(ConfigError):
+        app.recurring("61 * * * *", key="wrong")
+    scheduler(app)
+    views = {view.key: view for view in app.schedules.all()}
+    assert sorted(views) == ["hourly", "nightly"]
+    assert views["nightly"].declared
+    assert "03:00" in views["nightly"].words
+    job = app.schedules.run_now("hourly").look()
+    assert (job.queue, job.priority, job.task) == ("low", -3, "clean")
+
+
+def test_what_the_code_no_longer_declares_is_removed_and_what_changed_begins_anew(
+    make_app: MakeApp, clock: ManualClock
+):
+    app = make_app(clock=clock)
+
+    def deploy(**rules: Any) -> None:
+        fresh = Packhorse("shop", app.store, clock=clock)
+        task = fresh.task(name="work")(lambda: None)
+        for key, rule in rules.items():
+            fresh.recurring(rule, key=key)(task)
+        scheduler(fresh)
+
+    deploy(a=every(60), b="@daily")
+    app.schedules.pause("a", reason="holidays")
+    before = app.store.schedule("b")
+    clock.advance(10)
+    deploy(a=every(30), b="@daily")
+    assert app.store.schedule("b") == before
+    [a, _] = app.schedules.all()
+    assert (a.rule, a.paused) == ("every 30s", True)
+    deploy(b="@daily")
+    assert [view.key for view in app.schedules.all()] == ["b"]
+
+
+def test_schedules_are_made_edited_paused_and_removed_at_run_time(app: Packhorse, clock: ManualClock):
+    @app.task(name="mail")
+    def mail(text: str) -> None: ...
+
+    role = scheduler(app)
+    view = app.schedules.add(mail.call("hello"), every(60), key="greet", repeats=2, reason="a trial")
+    assert (view.repeats, view.declared, view.paused) == (2, False, False)
+    with pytest.raises(ConfigError, match="already"):
+        app.schedules.add(mail.call("hello"), every(60), key="greet")
+    clock.advance(61)
+    role.turn()
+    app.schedules.edit("greet", rule=every(10), call=mail.call("bye"), queue_name="post")
+    clock.advance(10)
+    role.turn()
+    clock.advance(100)
+    role.turn()
+    jobs = list(app.inspection.jobs(Selection()))
+    assert [job.queue for job in jobs] == ["default", "post"]
+    assert app.schedules.get("greet").next_at is None, "both repeats are used up"
+    app.schedules.edit("greet", repeats=5)
+    app.schedules.pause("greet")
+    clock.advance(100)
+    role.turn()
+    assert len(enqueued(app)) == 2
+    app.schedules.resume("greet")
+    role.turn()
+    assert len(enqueued(app)) == 2, "what passed meanwhile is not made up for"
+    clock.advance(10)
+    role.turn()
+    assert len(enqueued(app)) == 3
+    assert len(app.schedules.upcoming("greet", 3)) == 3
+    app.schedules.remove("greet")
+    with pytest.raises(ScheduleNotFound, match="greet"):
+        app.schedules.get("greet")
+    acts = [audit.act for audit in app.inspection.audit()]
+    assert acts.count("schedule") == 5
+    assert acts.count("remove_schedule") == 1
+
+
+def test_declared_schedules_are_changed_in_code_only(app: Packhorse):
+    @app.recurring("@daily", key="daily")
+    @app.task(name="work")
+    def work() -> None: ...
+
+    scheduler(app)
+    for act in (lambda: app.schedules.edit("daily", repeats=3), lambda: app.schedules.remove("daily")):
+        with pytest.raises(ConfigError, match="declared in the code"):
+            act()
+    app.schedules.pause("daily")
+    assert app.schedules.get("daily").next_at is None
+
+
+def test_ten_schedulers_make_one_job_of_each_moment(make_app: MakeApp, clock: ManualClock):
+    app = make_app(clock=clock)
+    app.task(name="work", keep_succeeded=0)(lambda: None)
+    for number in range(5):
+        app.schedules.add(app.tasks["work"].call(), every(60), key=f"s{number}", misfire="all")
+    roles = [Scheduler(app) for _ in range(10)]
+    for _ in range(20):
+        clock.advance(60)
+        barrier = threading.Barrier(len(roles))
+
+        def turn(role: Scheduler, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            role.turn()
+
+        threads = [threading.Thread(target=turn, args=(role,)) for role in roles]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(enqueued(app)) == 100
+    assert len(app.schedules.ticks("s0")) == 20
+
+
+def test_one_malformed_schedule_among_ten_is_reported_and_nine_run_on_time(app: Packhorse, clock: ManualClock):
+    app.task(name="work")(lambda: None)
+    for number in range(9):
+        app.schedules.add(app.tasks["work"].call(), every(60), key=f"s{number}")
+    rows: dict[str, Any] = {
+        "bad-rule": {"rule": "cron: 99 * * * *"},
+        "bad-zone": {"zone": "Europe/Atlantis"},
+        "bad-payload": {"payload": b"forged"},
+        "no-task": {"task": "gone"},
+        "bad-overlap": {"overlap": "sometimes"},
+    }
+    good = app.store.schedule("s0")
+    assert good is not None
+    for key, fields in rows.items():
+        row = StoredSchedule(key=key, task="work", rule="every 60s", payload=good.payload, next_at=good.next_at)
+        app.store.put_schedule(replace(row, **fields), "eve", "")
+    clock.advance(60)
+    role = scheduler(app)
+    role.turn()
+    assert len(enqueued(app)) == 9
+    views = {view.key: view.error for view in app.schedules.all() if view.error}
+    assert set(views) == set(rows)
+    clock.advance(60)
+    role.turn()
+    assert len(enqueued(app)) == 18
+
+
+def test_missed_moments_are_made_up_for_as_the_schedule_says(app: Packhorse, clock: ManualClock):
+    app.task(name="work")(lambda: None)
+    for misfire in ("skip", "once", "all"):
+        app.schedules.add(app.tasks["work"].call(), every(600), key=misfire, misfire=misfire)
+    role = scheduler(app)
+    clock.advance(600)
+    role.turn()
+    clock.advance(3_000 + 300)
+    role.turn()
+    counts = {key: len(app.schedules.ticks(key)) for key in ("skip", "once", "all")}
+    assert counts == {"skip": 1, "once": 2, "all": 6}
+
+
+def test_overlap_skip_leaves_moments_out_while_the_last_job_is_unfinished(app: Packhorse, clock: ManualClock):
+    app.task(name="work")(lambda: None)
+    app.schedules.add(app.tasks["work"].call(), every(60), key="s", overlap="skip")
+    role = scheduler(app)
+    for _ in range(3):
+        clock.advance(60)
+        role.turn()
+    assert len(enqueued(app)) == 1
+    assert [tick.job is None for tick in app.schedules.ticks("s")] == [True, True, False]
+    app.control.cancel([job.id for job in app.inspection.jobs(Selection())])
+    clock.advance(60)
+    role.turn()
+    assert len(enqueued(app)) == 2
+
+
+def test_overlap_queue_lets_them_run_one_after_the_other(make_app: MakeApp, clock: ManualClock):
+    app = make_app(clock=clock)
+    app.task(name="work")(lambda: None)
+    app.schedules.add(app.tasks["work"].call(), every(60), key="s", overlap="queue", misfire="all")
+    clock.advance(180)
+    scheduler(app).turn()
+    app.store.promote(100)
+    states = [job.state for job in app.inspection.jobs(Selection())]
+    assert sorted(states) == [JobState.READY, JobState.WAITING, JobState.WAITING]
+
+
+def test_a_moment_that_had_its_job_gets_no_second_one_though_the_schedule_was_set_back(
+    app: Packhorse, clock: ManualClock
+):
+    app.task(name="work", keep_succeeded=0)(lambda: None)
+    app.schedules.add(app.tasks["work"].call(), every(60), key="s", misfire="all")
+    role = scheduler(app)
+    clock.advance(120)
+    role.turn()
+    row = app.store.schedule("s")
+    assert row is not None
+    assert row.handled is not None
+    app.control.cancel([job.id for job in app.inspection.jobs(Selection())])
+    app.store.put_schedule(replace(row, handled=row.handled - 600 * SECOND, next_at=row.handled), "ann", "")
+    role.turn()
+    ticked = [tick.moment for tick in app.schedules.ticks("s")]
+    assert len(ticked) == len(set(ticked))
+    assert len(enqueued(app)) == len(ticked)
+
+
+def test_once_runs_once_also_when_its_time_has_passed(app: Packhorse, clock: ManualClock):
+    app.task(name="work")(lambda: None)
+    now = to_datetime(clock.now())
+    app.schedules.add(app.tasks["work"].call(), once(now + MINUTE), key="later")
+    app.schedules.add(app.tasks["work"].call(), once(now - MINUTE), key="before")
+    role = scheduler(app)
+    role.turn()
+    assert len(enqueued(app)) == 1
+    for _ in range(5):
+        clock.advance(60)
+        role.turn()
+    assert len(enqueued(app)) == 2
+
+
+def test_the_rules_of_the_task_count_for_its_scheduled_jobs(app: Packhorse, clock: ManualClock):
+    @app.task(name="work", unique=True)
+    def work() -> None: ...
+
+    app.schedules.add(work.call(), every(60), key="s")
+    role = scheduler(app)
+    for _ in range(3):
+        clock.advance(60)
+        role.turn()
+    assert len(enqueued(app)) == 1
+    assert len(app.schedules.ticks("s")) == 3
+
+
+def test_old_ticks_are_pruned(app: Packhorse, clock: ManualClock):
+    app.task(name="work")(lambda: None)
+    app.schedules.add(app.tasks["work"].call(), every(86_400), key="s")
+    role = scheduler(app)
+    for _ in range(3):
+        clock.advance(86_400)
+        role.turn()
+    clock.advance(29 * 86_400)
+    app.store.prune(app.settings.retention, 10)
+    assert len(app.schedules.ticks("s")) == 1
+
+
+def test_the_applications_time_zone_counts_where_a_schedule_names_none(make_app: MakeApp):
+    app = make_app(time_zone="Asia/Tokyo")
+    app.task(name="work")(lambda: None)
+    assert app.schedules.add(app.tasks["work"].call(), "0 3 * * *", key="a").zone == "Asia/Tokyo"
+    assert app.schedules.add(app.tasks["work"].call(), "0 3 * * *", key="b", zone="UTC").zone == "UTC"
+    with pytest.raises(ConfigError, match="time_zone must be"):
+        make_app(time_zone="Nowhere")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"rule": "every now and then"}, "rule|schedule|cron"),
+        ({"rule": "0 0 30 2 *"}, "30"),
+        ({"rule": "@daily", "zone": "Europe/Berlinn"}, "Europe/Berlin"),
+        ({"rule": "@daily", "key": "no good"}, "schedule key"),
+        ({"rule": "@daily", "key": "x" * 120}, "at most 100"),
+        ({"rule": "@daily", "repeats": -2}, "repeats"),
+        ({"rule": "@daily", "misfire": "never"}, "misfire"),
+        ({"rule": "@daily", "queue_name": "no good"}, "queue name"),
+        ({"rule": "@daily", "priority": 1000}, "priority"),
+    ],
+)
+def test_bad_schedules_are_refused_where_they_are_made(app: Packhorse, options: dict[str, Any], why: str):
+    task = app.task(name="work")(lambda: None)
+    bounds: Any = {name: value for name, value in {"key": "k", **options}.items() if name != "rule"}
+    with pytest.raises(ConfigError, match=why):
+        app.schedules.add(task.call(), options["rule"], **bounds)
+
+
+async def test_the_async_names_do_the_same(app: Packhorse):
+    task = app.task(name="work")(lambda: None)
+    view = await app.schedules.aadd(task.call(), "@daily", key="k")
+    assert await app.schedules.aget("k") == view
+    assert [it.key async for it in app.schedules.aall()] == ["k"]
+    assert (await app.schedules.arun_now("k")).id
+    await app.schedules.aremove("k")
