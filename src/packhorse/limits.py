@@ -198,6 +198,7 @@ def limit(
 
 _RATE = re.compile(r"(\d{1,9}) ?/ ?(\d{0,9}) ?(s|sec|second|m|min|minute|h|hour|d|day)s?")
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_WRITTEN = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def rate(text: str, key: Key = "", *, burst: int = 1, group: str | None = None) -> Rate:
@@ -218,6 +219,14 @@ def rate(text: str, key: Key = "", *, burst: int = 1, group: str | None = None) 
     _whole("burst", burst, 1, TOKENS_CAP)
     _check_key("rate", key)
     return Rate(tokens, period, key, burst, _group(group))
+
+
+def written(rate: Rate | Pace) -> str:
+    """How often, as `rate` reads it."""
+    seconds = rate.period // SECOND
+    unit, size = next((it for it in _WRITTEN if seconds % it[1] == 0), ("s", 1))
+    times = seconds // size
+    return f"{rate.tokens}/{'' if times == 1 else times}{unit}"
 
 
 def unique(

@@ -7,6 +7,7 @@ from click.shell_completion import ShellComplete
 
 from packhorse import Packhorse
 from packhorse.cli import main
+from packhorse.task import Options
 from tests.skins.shops import HOSTILE, Run, busy_shop, planted
 
 
@@ -69,6 +70,15 @@ def test_limit_keys_are_offered(app: Packhorse):
     assert offered("limits", "reset", "rooms/11") == [f"rooms/11{number}" for number in range(10)]
     assert offered("limits", "set", "rooms/")[:2] == ["rooms/", "rooms/000"]
     assert offered("limits", "set", "\udcff") == []
+
+
+def test_shares_are_offered(app: Packhorse):
+    """To take back only the weights that were set."""
+    app.control.set_weight("ann", 2)
+    app.tasks["busy_shop.mail"].options = Options(share="amy")
+    assert offered("shares", "set", "--app", "busy_shop", "a") == ["amy", "ann"]
+    assert offered("shares", "reset", "--app", "busy_shop", "") == ["ann"]
+    assert offered("shares", "reset", "b") == []
 
 
 def test_tasks_to_pause_and_to_resume_are_offered(app: Packhorse):

@@ -11,6 +11,7 @@ from packhorse import Packhorse
 from packhorse.clock import SECOND
 from packhorse.ids import new_id
 from packhorse.job import JobState
+from packhorse.limits import Pace
 from packhorse.outcome import Outcome
 from packhorse.queues import EVERYTHING
 from packhorse.stores.contract import Paused, ProcessInfo
@@ -32,6 +33,8 @@ def app(shop: Path) -> Iterator[Packhorse]:
     app.store.pause(HOSTILE, None, HOSTILE, HOSTILE)
     app.store.pause(HOSTILE, None, HOSTILE, HOSTILE, kind=Paused.TASK)
     app.store.set_limit(HOSTILE, 1, HOSTILE, HOSTILE)
+    app.store.take_token(Pace(HOSTILE, 1, SECOND), 0)
+    app.store.set_weight(HOSTILE, 2, HOSTILE, HOSTILE)
     app.control.cancel([planted(app)], reason=HOSTILE, actor=HOSTILE)
     yield app
     app.close()
@@ -53,6 +56,8 @@ LOOKS = [
     ["tasks", "list"],
     ["tasks", "list", "busy_shop"],
     ["limits", "list"],
+    ["limits", "rates"],
+    ["shares", "list"],
     ["jobs", "list"],
     ["jobs", "list", "busy_shop"],
     ["dead", "list", "busy_shop"],

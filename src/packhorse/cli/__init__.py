@@ -16,6 +16,7 @@ from packhorse.cli.health import doctor
 from packhorse.cli.jobs import jobs
 from packhorse.cli.limits import limits
 from packhorse.cli.queues import queues
+from packhorse.cli.shares import shares
 from packhorse.cli.store import failpoints, migrate, status
 from packhorse.cli.tasks import tasks
 from packhorse.cli.work import worker
@@ -58,6 +59,7 @@ for command in (
     queues,
     tasks,
     limits,
+    shares,
     dead,
     enqueue,
     check,

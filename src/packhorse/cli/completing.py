@@ -27,7 +27,7 @@ OFFERED_KEYS = 100
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)), required=False)
 def completion(shell: str | None) -> None:
-    """Print the script that lets your shell complete commands, options, queues, tasks and limits.
+    """Print the script that lets your shell complete commands, options, queues, tasks, limits and shares.
 
     Without SHELL it is the one of $SHELL.
 
@@ -82,6 +82,25 @@ def stored_limits(ctx: click.Context, param: click.Parameter, incomplete: str) -
             yield from (view.key for view in islice(app.inspection.limits(after=just_before(incomplete)), OFFERED_KEYS))
 
     return _offered(ctx, incomplete, found)
+
+
+def known_shares(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Shares of the application's tasks, and those that have a weight."""
+
+    def found(app: Packhorse) -> Iterator[str]:
+        yield from (task.options.share for task in app.tasks.values() if task.options.share is not None)
+        yield from _weighted(app)
+
+    return _offered(ctx, incomplete, found)
+
+
+def weighted_shares(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _offered(ctx, incomplete, _weighted)
+
+
+def _weighted(app: Packhorse) -> Iterator[str]:
+    if app.inspection.exists():
+        yield from app.inspection.weights()
 
 
 def _application(ctx: click.Context) -> Packhorse | None:
