@@ -319,7 +319,7 @@ def make_rules(
     limits: Limit | Sequence[Limit] | None,
     unique: Unique | bool | None,
     names: Collection[str],
-    rates: Rate | str | Sequence[Rate] | None = None,
+    rates: Rate | str | Sequence[Rate | str] | None = None,
 ) -> Rules:
     given = _several(limits)
     if not all(isinstance(each, Limit) for each in given) or len(given) > LIMITS_CAP:
