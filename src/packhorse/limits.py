@@ -248,6 +248,8 @@ def unique(
     merging = on_conflict == "merge"
     if merging and (until not in (None, "start") or (key is None and arguments is None)):
         raise ConfigError("What merges needs a key or the names of the arguments it goes by, and until='start'.")
+    if merging and group is not None:
+        raise ConfigError("Only jobs of one task are merged, as their arguments are its own: leave out the group.")
     if merge is not None and (not merging or not callable(merge)):
         raise ConfigError("merge takes a function of the earlier and the later arguments, with on_conflict='merge'.")
     if until is None:
