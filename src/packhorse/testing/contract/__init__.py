@@ -39,6 +39,7 @@ SUITE = (
     "test_insert",
     "test_lease",
     "test_leave",
+    "test_limits",
     "test_looking",
     "test_lost_replies",
     "test_move",

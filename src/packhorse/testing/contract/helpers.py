@@ -7,6 +7,7 @@ from typing import Any
 from packhorse.clock import SECOND, Clock, to_datetime
 from packhorse.ids import from_text
 from packhorse.job import Claim, JobState, NewJob, StoredJob, Token
+from packhorse.limits import Claimed, Conflict, Hold, Pace, Terms, UniqueConflict
 from packhorse.outcome import Outcome
 from packhorse.queues import parse_queues
 from packhorse.stores import Store
@@ -53,6 +54,42 @@ def _id(one: Claim | StoredJob | Token | bytes) -> bytes | str:
 
 def job(name: str, **fields: Any) -> NewJob:
     return NewJob(id_of(name), **{"task": "birds.count", "payload": f"payload of {name}".encode()} | fields)
+
+
+def limited(
+    name: str, *keys: str, to: int = 1, conflict: Conflict = Conflict.BLOCK, paces: Sequence[Pace] = (), **fields: Any
+) -> NewJob:
+    """A job under a limit of each key; without any, of the key "k"."""
+    holds = tuple(Hold(key, to, conflict) for key in keys or ("k",))
+    return job(name, terms=Terms(holds, paces=tuple(paces)), **fields)
+
+
+def rated(name: str, *paces: Pace, **fields: Any) -> NewJob:
+    return job(name, terms=Terms(paces=paces), **fields)
+
+
+def sole(
+    name: str,
+    key: str = "k",
+    conflict: UniqueConflict = UniqueConflict.KEEP,
+    *,
+    until_start: bool = False,
+    lasting: int | None = None,
+    holds: Sequence[Hold] = (),
+    **fields: Any,
+) -> NewJob:
+    """A job with a unique key."""
+    return job(name, terms=Terms(tuple(holds), Claimed(key, until_start, lasting, conflict)), **fields)
+
+
+def holders(store: Store, key: str = "k") -> int:
+    """How many have a permit of the key."""
+    return sum(view.holders for view in store.limits() if view.key == key)
+
+
+def in_line(store: Store, key: str = "k") -> int:
+    """How many wait for a permit of the key."""
+    return sum(view.waiting for view in store.limits() if view.key == key)
 
 
 def insert(store: Store, *jobs: NewJob | str) -> list[bytes]:
