@@ -241,7 +241,7 @@ class SQLiteStore(Store):
             c.execute("update job set epoch = epoch + 1 where state = 4 and process = ?", (process,))
             held = [Token(*row) for row in c.execute(HELD, (process,))]
             _, freed = sqlite_exchange.finish(c, [release(token) for token in held], self.clock.now(), InUse.of(c))
-            admission.call(c, freed or {})
+            admission.call(c, freed or {})  # of those that were asked to end, and of runs; others keep their permits
             c.execute("delete from process where id = ?", (process,))
             failpoint("leave.before_commit")
         failpoint("leave.after_commit")

@@ -268,6 +268,8 @@ class _Door:
         self._heap: list[Standing] = []
         self._seen: set[int] = set()
         self._called: set[int] = set()  # out of the line of a limit, and not judged yet
+        self._gone: set[int] = set()  # replaced after they were called
+        self._turned_away: dict[str, set[int]] = {}
         self._lines: dict[str, Iterator[Standing]] = {}
         self._permits: list[tuple[str, int, bytes]] = []
         self._tickets: list[tuple[str, bytes]] = []
@@ -317,6 +319,7 @@ class _Door:
                 key.cap, key.since = hold.to, id
                 self._brought[hold.key] = (hold.key, hold.to, id)
                 if room > 0:
+                    self._begin_line_anew(limit_line(hold.key))
                     self._call(limit_line(hold.key), room)
         for pace in paces:
             rate = self._rate(pace)
@@ -324,11 +327,18 @@ class _Door:
                 rate.bring(pace, id)
                 self._call(rate_line(pace.key))
 
+    def _begin_line_anew(self, line: str) -> None:
+        """Who was turned away in this round may be called again."""
+        self._seen -= self._turned_away.pop(line, set())
+        self._lines.pop(line, None)
+
     def _judge(self, one: Standing) -> None:
         *_, id, n = one
         self._judged += 1
         needs = self._needs.pop(id)
         self._called.discard(n)
+        if n in self._gone:
+            return
         full = next((hold for hold in needs.holds if not self._key(hold.key).has_room), None)
         shut = next((pace for pace in needs.paces if not self._rate(pace).is_open(self._now)), None)
         if full is None and shut is None:
@@ -339,10 +349,12 @@ class _Door:
             _end(self._c, [(id, n)], f"discarded: {full.key} was taken", self._now)
         else:
             self._sent.setdefault(line, []).append((n,))
+            self._turned_away.setdefault(line, set()).add(n)
         if full is not None and full.conflict is Conflict.REPLACE:
             self._write()
             *older, _ = self._c.execute(RIVALS, (line, CONFLICTS.index(Conflict.REPLACE))).fetchall()
             _end(self._c, older, "replaced", self._now)
+            self._gone.update(its_n for _, its_n in older)
         for other in needs.lines:  # it took up the room of another, who may pass
             if other != line:
                 self._call(other)
