@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from packhorse.clock import SECOND
 from packhorse.job import JobState, Token
+from packhorse.limits import Pace
 from packhorse.queues import EVERYTHING
 from packhorse.stores import Store
-from packhorse.stores.contract import Act, Change, Entry, ProcessInfo, Retention, Selection
-from packhorse.testing.contract.helpers import id_of, insert, job, released, state
+from packhorse.stores.contract import Act, Change, Entry, Paused, ProcessInfo, Retention, Selection
+from packhorse.testing.contract.helpers import id_of, insert, job, limited, released, sole, state
 
 
 def test_migrating_twice_does_nothing_more(store: Store):
@@ -44,10 +46,21 @@ FIRST_USES: dict[str, Callable[[Store], object]] = {
     "reseal": lambda store: store.reseal(id_of("a"), b"again", "ann", ""),
     "pause": lambda store: store.pause("mail", None, "ann", ""),
     "resume": lambda store: store.resume("mail", "ann", ""),
+    "pause of a task": lambda store: store.pause("birds.feed", None, "ann", "", kind=Paused.TASK),
+    "resume of a task": lambda store: store.resume("birds.feed", "ann", "", kind=Paused.TASK),
+    "set_limit": lambda store: store.set_limit("k", 1, "ann", ""),
+    "set_weight": lambda store: store.set_weight("ann", 2, "ann", ""),
+    "take_token": lambda store: store.take_token(Pace("k", 1, SECOND), 0),
+    "insert of a limited job": lambda store: store.insert([limited("a")]),
+    "insert of a unique job": lambda store: store.insert([sole("a")]),
     "jobs": lambda store: store.jobs(Selection()),
     "job": lambda store: store.job(id_of("a")),
     "entries": lambda store: store.entries(id_of("a")),
     "queues": lambda store: store.queues(),
+    "pauses": lambda store: store.pauses(),
+    "limits": lambda store: store.limits(),
+    "rates": lambda store: store.rates(),
+    "weights": lambda store: store.weights(),
     "processes": lambda store: store.processes(),
     "audit": lambda store: store.audit(),
     "watch": lambda store: store.watch(EVERYTHING).close(),
