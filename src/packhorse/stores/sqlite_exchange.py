@@ -130,6 +130,12 @@ CLAIM = """
         started_at = case when (rank, order_key, id) <= (?, ?, ?) then ? end
     where state = 3 and queue = ? and (rank, order_key, id) <= (?, ?, ?)
 """
+BEGIN = """
+    update job set started_at = ? where n in (
+        select n from job indexed by job_held where state = 4 and process = ? and nonce = ? and started_at is null
+        order by rank, order_key, id limit ?
+    )
+"""
 CLAIM_COLUMNS = """
     job.process, job.nonce, job.id, job.epoch, task, body, queue, coalesce(-priority, rank), attempts, losses,
     created_at, expires_at, strays
@@ -286,8 +292,11 @@ def take(
     closed = paused_queues(c, now) if in_use.pauses else []
     for names in open_queues(c, queues, closed):
         if paused:
-            limit = _take_unpaused(c, process, nonce, names, limit, starting, now, paused)
+            taken = _take_unpaused(c, process, nonce, names, limit, now, paused)
+            c.execute(BEGIN, (now, process, nonce, starting))
             served.append(names)
+            limit -= taken
+            starting = max(0, starting - taken)
             if limit <= 0:
                 break
             continue
@@ -315,19 +324,19 @@ def _take_unpaused(
     nonce: int,
     names: list[str],
     limit: int,
-    starting: int,
     now: int,
     paused: Sequence[str],
 ) -> int:
-    """Claim, send jobs of paused tasks away to wait, claim as many more; what is left of the limit."""
-    begins = (-1_000, 0, b"")  # which of them begin shows only later, so they are said to have begun when they have
-    while limit > 0:
-        last = _nth_ready(c, names, limit)
-        taken = sum(c.execute(CLAIM, (process, nonce, now, *begins, now, queue, *last)).rowcount for queue in names)
-        limit -= taken - admission.park(c, process, nonce, paused)
+    """Claim, send jobs of paused tasks away to wait, claim as many more; how many stay."""
+    begins = (-1_000, 0, b"")  # which of them begin shows only when all are there
+    taken = 0
+    while taken < limit:
+        last = _nth_ready(c, names, limit - taken)
+        taken += sum(c.execute(CLAIM, (process, nonce, now, *begins, now, queue, *last)).rowcount for queue in names)
+        taken -= admission.park(c, process, nonce, paused)
         if last == LAST_KEY:
             break
-    return limit
+    return taken
 
 
 def paused_queues(c: sqlite3.Connection, now: int) -> list[str]:
