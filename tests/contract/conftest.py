@@ -6,10 +6,10 @@ import pytest
 
 from packhorse.clock import Clock
 from packhorse.stores import Store
-from packhorse.testing.contract.fixtures import clock, other, store, worker
+from packhorse.testing.contract.fixtures import clock, other, steady, store, worker
 from tests.contract.stores import KINDS, emptied, opened, quick_folder
 
-__all__ = ["clock", "other", "store", "worker"]
+__all__ = ["clock", "other", "steady", "store", "worker"]
 
 
 @pytest.fixture(params=KINDS)

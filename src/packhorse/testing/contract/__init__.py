@@ -34,6 +34,7 @@ except ImportError as missing:
 SUITE = (
     "fixtures",
     "test_adopt",
+    "test_ageing",
     "test_claim_order",
     "test_fencing",
     "test_insert",
@@ -51,11 +52,14 @@ SUITE = (
     "test_pause",
     "test_promote",
     "test_prune",
+    "test_rates",
     "test_record",
     "test_reseal",
     "test_schema",
+    "test_shares",
     "test_starting",
     "test_state_machine",
+    "test_unique",
     "test_waiting",
 )
 

@@ -1,10 +1,10 @@
-"""A new store for every test, on a clock that stands still until told to move, and two processes to use it."""
+"""A new store for every test, on a clock that stands still until told to move, and processes to use it."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from packhorse.clock import Clock, ManualClock
+from packhorse.clock import SECOND, Clock, ManualClock
 from packhorse.stores import Store
 from packhorse.testing.contract.helpers import Worker
 
@@ -30,3 +30,9 @@ def worker(store: Store) -> Worker:
 @pytest.fixture
 def other(store: Store) -> Worker:
     return Worker(store, "other")
+
+
+@pytest.fixture
+def steady(store: Store) -> Worker:
+    """Its lease outlasts every test, so that hours may pass between two claims."""
+    return Worker(store, "steady", lease=10**9 * SECOND)
