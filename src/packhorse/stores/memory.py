@@ -213,7 +213,7 @@ class MemoryStore(Store):
             case UniqueConflict.REPLACE:
                 self._cancel(holder, "replaced", now)
                 return None
-            case UniqueConflict.MERGE:
+            case UniqueConflict.MERGE if (MERGED, new.id.hex()) not in holder.entries:
                 if sum(kind == MERGED for kind, _ in holder.entries) == MERGES_CAP:
                     return None
                 holder.entries[MERGED, new.id.hex()] = new.payload

@@ -544,8 +544,9 @@ def give_way(c: sqlite3.Connection, id: bytes, new: NewJob, run_at: int | None, 
         case UniqueConflict.RESCHEDULE:
             _reschedule(c, id, n, run_at, now)
         case UniqueConflict.MERGE:
-            merged = "select count(*) from entry where id = ? and kind = ?"
-            if c.execute(merged, (id, MERGED)).fetchone()[0] >= MERGES_CAP:
+            merged = "select count(*), total(name = ?) from entry where id = ? and kind = ?"
+            number, again = c.execute(merged, (new.id.hex(), id, MERGED)).fetchone()
+            if number >= MERGES_CAP and not again:
                 return True
             write = "insert into entry (id, kind, name, data) values (?, ?, ?, ?) on conflict do nothing"
             c.execute(write, (id, MERGED, new.id.hex(), new.payload))
