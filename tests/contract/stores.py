@@ -57,13 +57,25 @@ def _(store: MemoryStore) -> list[str]:
         held = (job.token, job.claimed_at, job.asked)
         running = job.state is JobState.RUNNING
         found += [f"a claim on {job.new.id!r}"] * (not running and any(one is not None for one in held))
+        found += [f"a line of {job.new.id!r}"] * (job.state is not JobState.WAITING and job.waits_on != "")
+    able = {id: job.state for id, job in store._jobs.items()}
+    for key, taken in store._permits.items():
+        strangers = [id for id in taken.values() if able.get(id) not in (JobState.READY, JobState.RUNNING)]
+        found += [f"permits of {key} without a job that may run"] * bool(strangers)
+        found += [f"two permits of {key} for one job"] * (len(set(taken.values())) < len(taken))
+    for key, rate in store._rates.items():
+        waiting = [id for id in rate.tickets if able.get(id) is not JobState.READY]
+        found += [f"tickets of {key} without a job that is ready"] * bool(waiting)
+    for key, (id, lapses_at) in store._unique.items():
+        ended = lapses_at is None and (id not in able or able[id].finished)
+        found += [f"the key {key} of a job that has finished"] * ended
     return found
 
 
 @leftovers.register
 def _(store: SQLiteStore) -> list[str]:
     found = []
-    for table in ("payload", "ending", "attempt", "tag", "entry"):
+    for table in ("payload", "ending", "attempt", "tag", "entry", "hold", "permit", "ticket"):
         stray = f"select count(*) from {table} where id not in (select id from job)"
         found += [f"{number} rows of {table} without a job" for (number,) in _rows(store, stray) if number]
     for what, query in {
@@ -73,6 +85,12 @@ def _(store: SQLiteStore) -> list[str]:
         "seals without an order": "select count(*) from job where asked_seal is not null and asked is null",
         "running jobs without an owner": "select count(*) from job where state = 4 and process is null",
         "unfinished jobs to prune": "select count(*) from job where prune_at is not null and state <= 4",
+        "permits of jobs that may not run": "select count(*) from permit join job using (id) where state not in (3, 4)",
+        "permits too many for one job": "select count(*) - count(distinct key || ' ' || hex(id)) from permit",
+        "tickets of jobs that are not ready": "select count(*) from ticket join job using (id) where state <> 3",
+        "lines of jobs that do not wait": "select count(*) from job where waits_on <> '' and state <> 2",
+        "unique keys of jobs that have finished": "select count(*) from unique_key where lapses_at is null "
+        "and id not in (select id from job where state <= 4)",
         "moments to forget no result": "select count(*) from ending where result_until is not null and result is null",
     }.items():
         found += [f"{number} {what}" for (number,) in _rows(store, query) if number]

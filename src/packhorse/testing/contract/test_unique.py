@@ -400,11 +400,19 @@ def test_merged_payloads_stay_through_retries(store: Store, worker: Worker):
     assert [entry.kind for entry in store.entries(id_of("a"))] == [MERGED, "step"]
 
 
+def test_the_first_payload_of_an_id_is_merged(store: Store):
+    """An id stands for one job; what comes again under it changes nothing."""
+    insert(store, sole("a", conflict=MERGE), sole("b", conflict=MERGE, payload=b"first"))
+    assert stands_for(store, sole("b", conflict=MERGE, payload=b"second")) == "a"
+    assert [entry.data for entry in store.entries(id_of("a"))] == [b"first"]
+
+
 def test_so_many_are_merged_and_no_more(store: Store):
     """Then the next one is a job of its own, with the key."""
     merged = [sole(f"m{number:04}", conflict=MERGE, payload=b"") for number in range(MERGES_CAP)]
     assert set(names(insert(store, sole("a", conflict=MERGE), *merged))) == {"a"}
     assert len(store.entries(id_of("a"))) == MERGES_CAP
+    assert stands_for(store, merged[-1]) == "a", "an insert that is repeated makes no second job of it"
     assert stands_for(store, sole("n", conflict=MERGE)) == "n"
     assert stands_for(store, sole("o", conflict=MERGE)) == "n"
     assert len(store.entries(id_of("a"))) == MERGES_CAP
