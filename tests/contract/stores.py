@@ -67,8 +67,8 @@ def _(store: MemoryStore) -> list[str]:
         waiting = [id for id in rate.tickets if able.get(id) is not JobState.READY]
         found += [f"tickets of {key} without a job that is ready"] * bool(waiting)
     for key, (id, lapses_at) in store._unique.items():
-        ended = lapses_at is None and (id not in able or able[id].finished)
-        found += [f"the key {key} of a job that has finished"] * ended
+        over = lapses_at is None and (id not in able or able[id].finished)
+        found += [f"the key {key} of a job that has finished"] * over
     return found
 
 

@@ -1,7 +1,7 @@
 """What a store promises, in plain dictionaries: one for each place a job can stand in.
 
-Written from the contract, not from `memory.py`, so that the same misunderstanding is not made twice. It judges everybody
-who waits at every look, and counts a rate in fractions; a job of a share is expected to need no permit and no token.
+Written from the contract, not from `memory.py`, so that the same misunderstanding is not made twice. It judges
+everybody who waits at every look, and counts a rate in fractions; a job of a share is expected to need nothing else.
 """
 
 import math
@@ -409,7 +409,8 @@ class Model:
 
     def _full_at(self, bucket: Facts) -> Fraction:
         """When all tokens are back, to the fraction of a microsecond."""
-        return bucket["since"] + bucket["taken"] * Fraction(bucket["pace"].period, bucket["pace"].tokens)
+        taken: int = bucket["taken"]
+        return Fraction(bucket["since"]) + taken * Fraction(bucket["pace"].period, bucket["pace"].tokens)
 
     def _change_pace(self, pace: Pace, id: bytes) -> None:
         bucket = self._bucket(pace)
@@ -419,8 +420,8 @@ class Model:
 
     def _opens_at(self, key: str) -> int:
         bucket = self.buckets[key]
-        one = Fraction(bucket["pace"].period, bucket["pace"].tokens)
-        return math.ceil(self._full_at(bucket) - (bucket["pace"].burst - 1) * one)
+        pace: Pace = bucket["pace"]
+        return math.ceil(self._full_at(bucket) - (pace.burst - 1) * Fraction(pace.period, pace.tokens))
 
     def _is_open(self, key: str, now: int) -> bool:
         bucket = self.buckets[key]
@@ -464,7 +465,7 @@ class Model:
         """Where the first stands; where nobody does, all begin anew."""
         ready = [id for id in self.ready if (self.facts[id]["queue"], self._rank(id)) == (queue, rank)]
         if ready:
-            return min(self.facts[id]["order_key"] for id in ready)
+            return min(self._order(id)[1] for id in ready)
         return max([now, *self.turns.pop((queue, rank), {}).values()])
 
     def set_limit(self, key: str, to: int | None, actor: str, reason: str) -> None:

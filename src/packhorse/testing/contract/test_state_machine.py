@@ -23,10 +23,23 @@ from hypothesis.stateful import (
 from packhorse.clock import SECOND, Clock, ManualClock
 from packhorse.ids import from_text, to_text
 from packhorse.job import JobState, NewJob, Token
+from packhorse.limits import FREE, Claimed, Conflict, Hold, Pace, Terms, UniqueConflict
 from packhorse.outcome import FOREVER, Outcome
 from packhorse.queues import parse_queues
 from packhorse.stores import Store
-from packhorse.stores.contract import Act, Change, Entry, ProcessInfo, ProcessView, Retention, Selection
+from packhorse.stores.contract import (
+    Act,
+    Change,
+    Entry,
+    Exchanged,
+    LimitView,
+    Paused,
+    ProcessInfo,
+    ProcessView,
+    Promoted,
+    Retention,
+    Selection,
+)
 from packhorse.testing.contract.behind import epochs, leftovers
 from packhorse.testing.contract.helpers import (
     OTHER_FAILURE,
@@ -47,12 +60,42 @@ QUEUES = ["default", "mail", "mail.bulk", "report"]
 SERVED = ["*", "*", "mail*", "mail,*", "report,mail*,default", "mail.bulk,mail*", "default", "nobody,report"]
 TAGS = ["x", "y", "z"]
 TASKS = ["birds.count", "birds.feed"]
+KEYS = ["a/1", "a/2", "b/1"]
+RATES = ["a/1", "r/1"]
+SHARES = ["ann", "bob", "eve"]
 SOME_IDS = [id_of(f"{number:02}") for number in range(24)]
 
 processes = st.sampled_from(PROCESSES)
 ids = st.sampled_from(SOME_IDS)
 queues = st.sampled_from(QUEUES)
 seconds = st.sampled_from([0.001, 0.5, 1, 2, 3, 5, 12])
+
+# What a job needs, of which a history takes what goes with its kind, see `Histories.terms`.
+needs = st.fixed_dictionaries(
+    {
+        "keys": st.lists(st.sampled_from(KEYS), max_size=2, unique=True),
+        "to": st.lists(st.integers(1, 3), min_size=2, max_size=2),
+        "conflict": st.sampled_from([Conflict.BLOCK] * 4 + [Conflict.DISCARD, Conflict.REPLACE]),
+        "pace": st.none()
+        | st.builds(
+            Pace,
+            st.sampled_from(RATES),
+            st.sampled_from([1, 2, 7]),
+            st.sampled_from([2 * SECOND, 3 * SECOND]),
+            st.sampled_from([1, 4]),
+        ),
+        "unique": st.none()
+        | st.none()
+        | st.builds(
+            Claimed,
+            st.sampled_from(["u/1", "u/2", "u/3"]),
+            st.booleans(),
+            st.sampled_from([None, None, None, 5 * SECOND]),
+            st.sampled_from(UniqueConflict),
+        ),
+        "share": st.none() | st.sampled_from(SHARES),
+    }
+)
 
 # A new job, but for moments that the clock must be asked for.
 jobs = st.fixed_dictionaries(
@@ -65,6 +108,8 @@ jobs = st.fixed_dictionaries(
         "end": st.sampled_from([None, None, ("lifetime", 4), ("expires_at", 6)]),
         "tags": st.lists(st.sampled_from(TAGS), max_size=3).map(tuple),
         "task": st.sampled_from(TASKS),
+        "ageing": st.sampled_from([0, 0, 0, SECOND]),
+        "needs": needs,
     }
 )
 
@@ -132,7 +177,12 @@ kept_for = st.none() | st.sampled_from([0, SECOND, 10 * SECOND])
 
 
 class Histories(RuleBasedStateMachine):
-    """Each rule does one thing to both of them and compares the answers; then all that can be seen is compared."""
+    """Each rule does one thing to both of them and compares the answers; then all that can be seen is compared.
+
+    A history is of one kind. Who needs two different things may stand in the line of either, and by that differ how
+    long a rate was waited for and who of a share stands first: that is not promised, and so no job has a share and a
+    limit, or a limit and a rate.
+    """
 
     def __init__(self, new_store: Callable[[Clock], Store]) -> None:
         super().__init__()
@@ -145,11 +195,15 @@ class Histories(RuleBasedStateMachine):
         self.doubts: dict[bytes, list[Outcome]] = {}  # outcomes of exchanges whose reply was lost
         self.epochs: dict[bytes, int] = {}
         self.shown: dict[str, object] = {}
+        self.kind = "plain"
+        self.permits: Counter[str] = Counter()  # out after the last step
+        self.aged_keys = False  # some key is held for a time
 
     def teardown(self) -> None:
         try:
             self.shown = {}
             self.both_show_the_same()
+            self.settle()
         finally:
             self.store.close()
 
@@ -158,6 +212,25 @@ class Histories(RuleBasedStateMachine):
         expected = getattr(self.model, operation)(*arguments, **options)
         answer = getattr(self.store, operation)(*arguments, **options)
         assert answer == expected, f"to {operation} the store answered: {answer}\nexpected: {expected}"
+        return expected
+
+    def exchange_both(self, process: bytes, outcomes: list[Outcome], served: str, limit: int, **how: Any) -> Exchanged:
+        waited = bool(self.model.waiting)
+        reply: Exchanged = self.both(
+            "exchange", process, self.new_nonce(), outcomes, parse_queues(served), limit, **how
+        )
+        if reply.alive and not (outcomes or reply.claims or how.get("started")) and (waited or self.model.waiting):
+            self.both("beat", [process])  # whether letting others in renews a lease is not promised
+        return reply
+
+    def promote_both(self, limit: int) -> Promoted:
+        expected, answer = self.model.promote(limit), self.store.promote(limit)
+        assert answer.jobs == expected.jobs
+        if self.kind == "rates":  # one may call in vain: who waited for it was cancelled
+            sooner = [due for due in (answer.next_due, expected.next_due) if due is not None]
+            assert expected.next_due is None or answer.next_due == min(sooner)
+        else:
+            assert answer == expected
         return expected
 
     def new_nonce(self) -> int:
@@ -188,8 +261,12 @@ class Histories(RuleBasedStateMachine):
 
     # Members and time.
 
-    @initialize(wanted=st.lists(jobs, min_size=6, max_size=16))
-    def begin(self, wanted: list[dict[str, Any]]) -> None:
+    @initialize(
+        wanted=st.lists(jobs, min_size=6, max_size=16),
+        kind=st.sampled_from(["plain", "limits", "limits", "rates", "shares"]),
+    )
+    def begin(self, wanted: list[dict[str, Any]], kind: str) -> None:
+        self.kind = kind
         for process in PROCESSES[:3]:
             self.both("enroll", ProcessInfo(process, "worker", "here", 7, "*", PROCESSES[3]), 30 * SECOND)
         self.both("insert", [self.new_job(**fields) for fields in wanted])
@@ -214,15 +291,27 @@ class Histories(RuleBasedStateMachine):
                 self.clock.advance(length)
             case "is set":
                 self.clock.step(length)
-            case "is set back":
+            case "is set back" if not self.aged_keys:  # a key that has lapsed may have been forgotten, or come back
                 self.clock.step(-length)
             case "begins anew":
                 self.clock.reboot()
 
     # Jobs come.
 
-    def new_job(self, id: bytes, when: Any, end: Any, **fields: Any) -> NewJob:
-        moments = {}
+    def terms(self, keys, to, conflict, pace, unique, share) -> dict[str, Any]:
+        if self.kind == "plain":
+            return {"terms": FREE}
+        self.aged_keys |= unique is not None and unique.lasting is not None
+        if self.kind == "shares":
+            return {"terms": Terms(unique=unique), "share": share}
+        paces = (pace,) if pace is not None and self.kind == "rates" else ()
+        keys = [] if paces else keys
+        conflict = conflict if len(keys) == 1 else Conflict.BLOCK  # as `make_rules` sees to
+        holds = tuple(Hold(key, number, conflict) for key, number in zip(keys, to, strict=False))
+        return {"terms": Terms(holds, unique, paces)}
+
+    def new_job(self, id: bytes, when: Any, end: Any, needs: dict[str, Any], **fields: Any) -> NewJob:
+        moments = self.terms(**needs)
         for field, value in filter(None, (when, end)):
             counted = field in ("delay", "lifetime")
             moments[field] = value * SECOND if counted else self.clock.now() + value * SECOND
@@ -239,11 +328,12 @@ class Histories(RuleBasedStateMachine):
         self.both("insert", batch[::-1])
 
     @precondition(lambda self: self.bulks < 2)
-    @rule(size=st.sampled_from([5, 20, 70]), queue=queues)
-    def insert_many(self, size: int, queue: str) -> None:
+    @rule(size=st.sampled_from([5, 20, 70]), queue=queues, wanted=needs)
+    def insert_many(self, size: int, queue: str, wanted: dict[str, Any]) -> None:
         self.bulks += 1
         names = [f"bulk {self.bulks} {number:02}" for number in range(size)]
-        self.both("insert", [NewJob(id_of(name), "birds.count", name.encode(), queue) for name in names])
+        fields = self.terms(**wanted | {"unique": None})
+        self.both("insert", [NewJob(id_of(name), "birds.count", name.encode(), queue, **fields) for name in names])
 
     # Jobs run.
 
@@ -258,26 +348,25 @@ class Histories(RuleBasedStateMachine):
     def exchange(self, process, offered, served, limit, starting, started) -> None:
         outcomes = self.outcomes(offered)
         begun = [self.token(which) for which in started]
-        options = {"starting": starting, "started": begun}
-        reply = self.both("exchange", process, self.new_nonce(), outcomes, parse_queues(served), limit, **options)
+        reply = self.exchange_both(process, outcomes, served, limit, starting=starting, started=begun)
         self.given += [claim.token for claim in reply.claims]
 
-    @precondition(lambda self: self.model.ready)
+    @precondition(lambda self: self.model.ready or self.model.waiting)
     @rule(process=processes, served=st.sampled_from(SERVED), limit=st.integers(1, 8))
     def claim(self, process: bytes, served: str, limit: int) -> None:
         self.claim_some(process, served, limit)
 
     def claim_some(self, process: bytes, served: str, limit: int) -> list[Token]:
         """As a worker does: one without a lease enrols anew and goes on."""
-        reply = self.both("exchange", process, self.new_nonce(), [], parse_queues(served), limit)
+        reply = self.exchange_both(process, [], served, limit)
         if not reply.alive:
             self.both("enroll", ProcessInfo(process, "worker", "here", 8), 30 * SECOND)
-            reply = self.both("exchange", process, self.new_nonce(), [], parse_queues(served), limit)
+            reply = self.exchange_both(process, [], served, limit)
         tokens = [claim.token for claim in reply.claims]
         self.given += tokens
         return tokens
 
-    @precondition(lambda self: self.model.ready)
+    @precondition(lambda self: self.model.ready or self.model.waiting)
     @rule(process=processes, endings=st.lists(st.sampled_from(sorted(ENDINGS)), min_size=1, max_size=8))
     def perform(self, process: bytes, endings: list[str]) -> None:
         """Some jobs begin and end at once."""
@@ -303,12 +392,12 @@ class Histories(RuleBasedStateMachine):
         token = self.token(which)
         self.both("exchange", token.process, self.new_nonce(), [ENDINGS[ending](token)], parse_queues("*"), 0)
 
-    @precondition(lambda self: self.model.ready)
+    @precondition(lambda self: self.model.ready or self.model.waiting)
     @rule(process=processes, offered=offers, limit=st.integers(1, 5))
     def lose_a_reply(self, process, offered, limit) -> None:
         """The store has done it, but the process never hears of it."""
         outcomes = self.outcomes(offered)
-        self.both("exchange", process, self.new_nonce(), outcomes, parse_queues("*"), limit, starting=limit)
+        self.exchange_both(process, outcomes, "*", limit, starting=limit)
         self.doubts.setdefault(process, []).extend(outcomes)
 
     @precondition(lambda self: self.doubts)
@@ -334,10 +423,32 @@ class Histories(RuleBasedStateMachine):
 
     # Housekeeping.
 
-    @precondition(lambda self: self.model.scheduled)
+    @precondition(lambda self: self.model.scheduled or self.model.waiting)
     @rule(limit=st.sampled_from([0, 1, 2, 100]))
     def promote(self, limit: int) -> None:
-        self.both("promote", limit)
+        self.promote_both(limit)
+
+    @precondition(lambda self: self.model.waiting)
+    @rule()
+    def settle(self) -> None:
+        """Promoted until nothing more comes of it, nobody waits beside what it needs, and each in one line."""
+        while self.promote_both(1_000).jobs:
+            pass
+        assert list(self.model.stuck()) == []
+        limits, rates = self.store.limits(), self.store.rates()
+        for view in limits:  # of two full ones, a job may stand in the line of either
+            assert view.waiting == 0 or view.holders >= self.model.number(view.key), f"{view.key} has room"
+        lines = sum(view.waiting for view in limits) + sum(view.waiting for view in rates)
+        parked = [line for line in self.model.waiting.values() if line[0] == "task"]
+        waiting = self.store.jobs(Selection(states=[JobState.WAITING]), None, 10_000)
+        assert lines + len(parked) == len(waiting), "somebody waits in no line, or in two"
+
+    @rule(
+        pace=st.builds(Pace, st.sampled_from(RATES), st.sampled_from([1, 5]), st.just(2 * SECOND), st.integers(1, 2)),
+        patience=st.sampled_from([0, SECOND]),
+    )
+    def take_token(self, pace: Pace, patience: int) -> None:
+        self.both("take_token", pace, patience)
 
     @rule(
         adopter=processes,
@@ -440,9 +551,29 @@ class Histories(RuleBasedStateMachine):
             case _:
                 self.both("pause", queue, None if length is None else self.clock.now() + length, "ann", "broken")
 
+    @rule(task=st.sampled_from(TASKS), how=st.sampled_from(["", "for a while", "resume", "resume"]))
+    def pause_task(self, task: str, how: str) -> None:
+        if how == "resume":
+            self.both("resume", task, "ann", "mended", kind=Paused.TASK)
+        else:
+            length = 3 * SECOND if how else None
+            self.both("pause", task, None, "ann", "broken", length=length, kind=Paused.TASK)
+
+    @precondition(lambda self: self.kind in ("limits", "rates"))
+    @rule(key=st.sampled_from(KEYS), to=st.sampled_from([None, None, 0, 1, 2, 4]))
+    def set_limit(self, key: str, to: int | None) -> None:
+        self.both("set_limit", key, to, "ann", "because")
+
+    @precondition(lambda self: self.kind == "shares")
+    @rule(share=st.sampled_from(SHARES), weight=st.sampled_from([None, 2, 5]))
+    def set_weight(self, share: str, weight: int | None) -> None:
+        self.both("set_weight", share, weight, "ann", "because")
+
     @invariant()
     def both_show_the_same(self) -> None:
         self.both("queues")
+        self.both("pauses")
+        self.both("weights")
         self.both("audit", 3)
         for process in PROCESSES:
             self.both("held", process)
@@ -469,12 +600,35 @@ class Histories(RuleBasedStateMachine):
         assert leftovers(self.store) == []
 
     @invariant()
+    def limits_hold(self) -> None:
+        """Whoever is ready or runs has its permits, nobody else does, and there are no more than were allowed."""
+        shown = {view.key: view for view in self.store.limits()}
+        # Who was called out of a line and not judged yet is in none, so that how many wait is compared in `settle`.
+        expected = [(view.key, view.to, view.holders) for view in self.model.limits() if _is_used(view)]
+        assert [(view.key, view.to, view.holders) for view in shown.values() if _is_used(view)] == expected
+        able = self.store.jobs(Selection(states=[JobState.READY, JobState.RUNNING]), None, 10_000)
+        held = Counter(hold.key for job in able for hold in self.model.facts[from_text(job.id)]["new"].terms.holds)
+        assert held == Counter({key: view.holders for key, view in shown.items() if view.holders})
+        for key, number in held.items():
+            assert number <= max(self.permits[key], self.model.number(key)), f"{key} was given out too often"
+        self.permits = held
+
+    @invariant()
+    def rates_are_used_up_alike(self) -> None:
+        expected = [(view.key, view.pace, view.opens_in) for view in self.model.rates()]
+        assert [(view.key, view.pace, view.opens_in) for view in self.store.rates()] == expected
+
+    @invariant()
     def epochs_only_rise(self) -> None:
         current = self.model.epochs()
         assert epochs(self.store) in (None, current)
         for id, epoch in current.items():
             assert epoch >= self.epochs.get(id, 0)
         self.epochs = current
+
+
+def _is_used(view: LimitView) -> bool:
+    return view.holders > 0 or view.to is not None
 
 
 def _lease_or_none(view: ProcessView) -> ProcessView:

@@ -194,9 +194,7 @@ def test_jobs_without_a_key_are_left_alone(store: Store):
 
 @every_conflict
 @pytest.mark.parametrize("until", [UNTIL["finish"], UNTIL["a time"]], ids=["finish", "a time"])
-def test_a_running_job_is_always_kept(
-    store: Store, worker: Worker, conflict: UniqueConflict, until: dict[str, Any]
-):
+def test_a_running_job_is_always_kept(store: Store, worker: Worker, conflict: UniqueConflict, until: dict[str, Any]):
     """Nothing takes its place, moves it or is merged into it: it has begun with what it has."""
     insert(store, sole("a", **until))
     claim = worker.claim_one()
@@ -235,12 +233,15 @@ def test_between_attempts_a_key_is_held(store: Store, worker: Worker, conflict: 
     to_be_tried_again(store, worker)
     expected = "b" if conflict is REPLACE else "a"
     assert stands_for(store, later(conflict)) == expected
-    assert state(store, "a") is {
-        KEEP: JobState.SCHEDULED,
-        REPLACE: JobState.CANCELLED,
-        RESCHEDULE: JobState.READY,
-        MERGE: JobState.SCHEDULED,
-    }[conflict]
+    assert (
+        state(store, "a")
+        is {
+            KEEP: JobState.SCHEDULED,
+            REPLACE: JobState.CANCELLED,
+            RESCHEDULE: JobState.READY,
+            MERGE: JobState.SCHEDULED,
+        }[conflict]
+    )
 
 
 def test_what_is_put_back_holds_its_key(store: Store, worker: Worker):
