@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from packhorse import Packhorse, failpoints
+from packhorse import Packhorse, failpoints, limit, unique
 
 HOLD_AT_MOST = 60.0
 
@@ -80,6 +80,32 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
     def die_strictly(key: str) -> None:
         ledger.write(key, "start")
         os.kill(os.getpid(), signal.SIGKILL)
+
+    @app.task(name="visit", limit=limit("{room}", to=2, group="rooms"))
+    def visit(key: str, room: str, seconds: float = 0.02) -> None:
+        ledger.write(key, "start")
+        time.sleep(seconds)
+        ledger.write(key, "finish")
+
+    for group in ("one", "two"):
+
+        @app.task(name=f"hold_{group}", limit=limit("same", to=1, group=group))
+        def hold_limited(key: str) -> None:
+            ledger.write(key, "start")
+            _wait_for(ledger_path.parent / f"go-{key}")
+            ledger.write(key, "finish")
+
+    @app.task(name="hold_alone", unique=unique("alone"))
+    def hold_alone(key: str) -> None:
+        ledger.write(key, "start")
+        _wait_for(ledger_path.parent / f"go-{key}")
+        ledger.write(key, "finish")
+
+    @app.task(name="hold_alone_strictly", unique=unique("alone"), on_worker_lost="fail")
+    def hold_alone_strictly(key: str) -> None:
+        ledger.write(key, "start")
+        _wait_for(ledger_path.parent / f"go-{key}")
+        ledger.write(key, "finish")
 
     @app.task(name="fork")
     def fork(key: str) -> None:

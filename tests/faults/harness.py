@@ -182,6 +182,8 @@ class Place:
         unsuccessful = [row for row in rows.values() if row.state != "succeeded" and row.id not in excused]
         assert not unsuccessful
         assert self.sql("select hex(id) from job where state = 4") == [], "somebody still holds a job"
+        for table in ("permit", "ticket"):
+            assert self.sql(f"select key, hex(id) from {table}") == [], f"a {table} is out though all is done"
         self.check_whole()
         self._check_ledger(row for row in rows.values() if row.id not in excused)
         assert self.sql("pragma integrity_check") == [("ok",)]
@@ -191,7 +193,7 @@ class Place:
     def check_whole(self) -> None:
         """No job is there by halves."""
         assert self.sql("select hex(id) from job where id not in (select id from payload)") == []
-        for table in ("payload", "ending", "attempt", "tag", "entry"):
+        for table in ("payload", "ending", "attempt", "tag", "entry", "hold", "permit", "ticket"):
             stray = self.sql(f"select hex(id) from {table} where id not in (select id from job)")
             assert stray == [], f"{table} has rows of jobs that are not there"
         unfinished = "select hex(id) from ending where id in (select id from job where state <= 4)"
@@ -218,6 +220,13 @@ def _key(body: bytes | None) -> str:
         return "?"
     arguments = json.loads(body[BODY_AT:])
     return str(arguments["a"][0] if arguments["a"] else arguments["k"]["key"])
+
+
+def stands_still(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
 
 
 class Client:
@@ -350,6 +359,26 @@ class Workers:
             return
         wait_until(lambda: self._marker.exists() and self._marker.read_text(), f"a {armed} is armed", within)
         self.wait_log(f"{armed} with pid {self._marker.read_text()} was killed by SIGKILL", within)
+
+    def wait_armed_stopped(self, within: float = 20.0) -> int:
+        """The process that was armed stands still; its pid."""
+        wait_until(lambda: self._marker.exists() and self._marker.read_text(), "one is armed", within)
+        pid = int(self._marker.read_text())
+        self._hold(pid)
+        wait_until(lambda: stands_still(pid), f"{pid} stands still", within)
+        return pid
+
+    def thaw_child(self, pid: int) -> None:
+        signal.pidfd_send_signal(self._handles[pid], signal.SIGCONT)
+
+    def freeze(self) -> None:
+        """The supervisor and all its children, who are in its group."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        for pid in [self.process.pid, *self.pids("worker"), *self.pids("dispatcher")]:
+            wait_until(lambda pid=pid: stands_still(pid) or self.child_ended(pid), f"{pid} stands still")  # type: ignore[misc]
+
+    def thaw(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
 
     # Signals.
 

@@ -78,8 +78,9 @@ def test_dying_there_loses_nothing(place: Place, point: str, run: Run | None):
         die_as_client(place, point, run)
 
 
-def die_as_role(place: Place, point: str, run: Run) -> None:
-    acknowledged = workload(place)
+def die_as_role(place: Place, point: str, run: Run, *more: str) -> None:
+    """`more` are jobs to do besides."""
+    acknowledged = [*more, *workload(place)]
     if run.victim == "dispatcher":
         acknowledged += [place.enqueue("note", f"due-{n}", run_after=0.3 * n) for n in range(1, 9)]
         first, later = new_id(), new_id()
@@ -99,6 +100,8 @@ def die_as_role(place: Place, point: str, run: Run) -> None:
     if run.stopping:
         place.wait_all_finished()
         doomed.process.send_signal(signal.SIGTERM)
+    if point.startswith("promote."):
+        acknowledged += promote_until_dead(place, doomed, run.hit)
     try:
         doomed.wait_armed_killed(run.victim)
     except AssertionError as error:
@@ -124,6 +127,18 @@ def die_as_role(place: Place, point: str, run: Run) -> None:
         assert len(place.rows()) == len(acknowledged) + MOMENTS
     losses = [row.losses for row in place.rows().values()]
     assert max(losses) <= 1, "one death, so at most one loss"
+
+
+def promote_until_dead(place: Place, doomed: Workers, hits: int) -> list[str]:
+    """Jobs that become due one after the other, however late the dispatcher comes to the first."""
+    ids = []
+    for number in range(hits):
+        ids.append(place.enqueue("note", f"fed-{number}", run_after=0.05))
+        wait_until(
+            lambda: "was killed by SIGKILL" in doomed.log or place.rows()[from_text(ids[-1])].state != "scheduled",
+            "it is promoted, or nobody is left to do so",
+        )
+    return ids
 
 
 def workload(place: Place) -> list[str]:
