@@ -81,7 +81,7 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
         ledger.write(key, "start")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    @app.task(name="visit", limit=limit("{room}", to=2, group="rooms"))
+    @app.task(name="visit", limit=limit("{room}", to=1, group="rooms"))
     def visit(key: str, room: str, seconds: float = 0.02) -> None:
         ledger.write(key, "start")
         time.sleep(seconds)

@@ -306,6 +306,17 @@ def test_a_permit_that_has_a_new_holder_is_not_freed_by_the_old_one(
     assert (holders(store), worker.claim(), other.claim()) == (1, [], [])
 
 
+@each_end
+def test_a_refused_outcome_frees_no_permit(store: Store, worker: Worker, other: Worker, ending: Ending):
+    """The job runs elsewhere, with its permit: what a late worker says of it makes no room."""
+    insert(store, *(limited(name) for name in "abc"))
+    late = worker.claim_one()
+    [orphan] = store.adopt(other.id, new_nonce(), 5, dead=[worker.id])
+    assert worker.finish(ending(late)) == [late.token]
+    assert (holders(store), other.claim(), worker.claim()) == (1, [], [])
+    assert names(other.exchange(ending(orphan.claim), limit=5).claims) == ["b"]
+
+
 def test_as_many_come_as_have_ended(store: Store, worker: Worker):
     """Several ends in one exchange make room for as many."""
     insert(store, *(limited(f"{number:02}", to=4) for number in range(12)))
