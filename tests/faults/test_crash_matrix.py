@@ -92,9 +92,7 @@ def die_as_role(place: Place, point: str, run: Run, *more: str) -> None:
         work_for_the_scheduler(place)
     doomed = place.workers("--concurrency", "2", failpoints=f"{point}=kill@{run.hit}", armed=run.victim)
     if run.victim == "dispatcher" and run.hit > 1:
-        if point.startswith("promote."):
-            acknowledged += enqueue_one_by_one(place, doomed, run.hit)
-        else:
+        if not point.startswith("promote."):
             doomed.wait_log("lost its worker")  # else one verdict would do for both
         silence(place, later)
     if run.stopping:
@@ -149,17 +147,6 @@ def workload(place: Place) -> list[str]:
     for part in range(3):
         ids += place.enqueue_many("nap", *[(f"slow-{part}-{n}", 0.25) for n in range(2)])
         ids += place.enqueue_many("note", *[(f"behind-{part}-{n}",) for n in range(10)])
-    return ids
-
-
-def enqueue_one_by_one(place: Place, doomed: Workers, count: int) -> list[str]:
-    """Each due when the one before it has been promoted: a process that starts slowly finds several due at once."""
-    ids: list[str] = []
-    for n in range(count):
-        ids.append(place.enqueue("note", f"later-{n}", run_after=0.05))
-        wait_until(
-            lambda: "was killed by" in doomed.log or place.job(ids[-1]).state != "scheduled", "it was promoted", 20
-        )
     return ids
 
 
