@@ -437,8 +437,8 @@ class Store(ABC):
     def save_schedules(self, source: str, schedules: Sequence[StoredSchedule]) -> list[str]:
         """What an application's code declares, and no more; the keys that were left alone, as others have them.
 
-        One whose fingerprint is the same keeps all that happened to it. A changed one begins anew, but stays paused, and
-        remembers its last job, which may run still.
+        One whose fingerprint is the same keeps all that happened to it. A changed one begins anew, but stays paused
+        where it was, and remembers its last job, which may run still.
         """
 
     @abstractmethod

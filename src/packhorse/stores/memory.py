@@ -619,8 +619,8 @@ class MemoryStore(Store):
                     left_alone.append(new.key)
                 elif known.fingerprint != new.fingerprint:
                     revision = known.revision + 1
-                    kept = {"paused": known.paused, "last_job": known.last_job}
-                    self._schedules[new.key] = replace(new, source=source, revision=revision, **kept)
+                    changed = replace(new, source=source, paused=known.paused, last_job=known.last_job)
+                    self._schedules[new.key] = replace(changed, revision=revision)
             self._notify()
             return left_alone
 

@@ -38,8 +38,8 @@ def save(c: sqlite3.Connection, source: str, schedules: Sequence[StoredSchedule]
         elif old.source != source:
             left_alone.append(new.key)
         elif old.fingerprint != new.fingerprint:
-            kept = {"paused": old.paused, "last_job": old.last_job}
-            write(c, replace(new, source=source, revision=old.revision + 1, **kept))
+            changed = replace(new, source=source, paused=old.paused, last_job=old.last_job)
+            write(c, replace(changed, revision=old.revision + 1))
     return left_alone
 
 

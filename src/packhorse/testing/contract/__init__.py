@@ -52,6 +52,7 @@ SUITE = (
     "test_prune",
     "test_record",
     "test_reseal",
+    "test_schedules",
     "test_schema",
     "test_starting",
     "test_state_machine",
