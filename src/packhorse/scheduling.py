@@ -57,15 +57,26 @@ class ScheduleView:
     rule: str
     words: str
     zone: str
-    declared: bool
-    """By code; else it was made at run time."""
+    source: str
+    """The application whose code declares it; empty where it was made at run time."""
     paused: bool
     repeats: int | None
+    start: datetime | None
+    end: datetime | None
+    jitter: timedelta
+    misfire: str
+    grace: timedelta | None
+    overlap: str
     next_at: datetime | None
     last_job: str | None
     queue_name: str | None
     priority: int | None
     error: str
+
+    @property
+    def declared(self) -> bool:
+        """By code, and so not to be edited or removed by hand."""
+        return bool(self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,10 @@ class Schedules:
         if self._declared:
             _ = self._app.seals  # unusable keys are no fault of a schedule
         return self._app.store.save_schedules(self._app.name, list(map(self._declared_row, self._declared.values())))
+
+    @property
+    def declared(self) -> list[Declared]:
+        return list(self._declared.values())
 
     def problems(self) -> Iterator[str]:
         """What is wrong with declared schedules, in sentences; asks no store."""
@@ -202,8 +217,12 @@ class Schedules:
         self._change(key, resumed, reason, actor)
 
     def remove(self, key: str, *, reason: str = "", actor: str | None = None) -> None:
-        _check_own(self._row_of(key))
+        self.check_own(key)
         self._app.store.remove_schedule(key, _text(actor or me()), _text(reason))
+
+    def check_own(self, key: str) -> None:
+        """ConfigError where the code declares it."""
+        _check_own(self._row_of(key))
 
     def run_now(self, key: str) -> JobHandle[Any]:
         """One job of it now, besides its moments."""
@@ -230,6 +249,11 @@ class Schedules:
         """The next moments, whether it is paused or not."""
         return [to_datetime(moment) for moment in schedule_of(self._row_of(key)).upcoming(self._app.clock.now(), count)]
 
+    def shown_arguments(self, key: str) -> dict[str, Any]:
+        """By name, with what is secret masked; PayloadError where they cannot be trusted."""
+        row = self._row_of(key)
+        return self._app.inspection.shown(row.task, self._app.opening.open_template(key, row.task, row.payload))
+
     def ticks(self, key: str, limit: int = 100) -> list[Tick]:
         """The newest moments that were dealt with, in microseconds, and their jobs."""
         return self._app.store.ticks(key, limit)
@@ -239,10 +263,12 @@ class Schedules:
     apause = hopping(pause)
     aresume = hopping(resume)
     aremove = hopping(remove)
+    acheck_own = hopping(check_own)
     arun_now = hopping(run_now)
     aget = hopping(get)
     aupcoming = hopping(upcoming)
     aticks = hopping(ticks)
+    ashown_arguments = hopping(shown_arguments)
     asave = hopping(save)
 
     def aall(self, *, after: str = "") -> AsyncIterator[ScheduleView]:
@@ -341,18 +367,24 @@ class Schedules:
         error = row.error
         try:
             words = schedule_of(row).describe()
-        except ConfigError as broken:  # somebody else wrote it
-            words, error = row.rule, error or str(broken)
+        except (ConfigError, OverflowError, ValueError) as broken:  # somebody else wrote it
+            words, error = row.rule, error or _said(broken)
         return ScheduleView(
             key=row.key,
             task=row.task,
             rule=row.rule,
             words=words,
             zone=row.zone,
-            declared=bool(row.source),
+            source=row.source,
             paused=row.paused,
             repeats=row.repeats,
-            next_at=None if row.next_at is None or row.paused else to_datetime(row.next_at),
+            start=_time(row.start),
+            end=_time(row.end),
+            jitter=_span(row.jitter) or timedelta(),
+            misfire=row.misfire,
+            grace=_span(row.grace),
+            overlap=row.overlap,
+            next_at=None if row.paused else _time(row.next_at),
             last_job=None if row.last_job is None else to_text(row.last_job),
             queue_name=row.queue,
             priority=row.priority,
@@ -397,6 +429,21 @@ def _with_schedule(row: StoredSchedule, schedule: Schedule) -> StoredSchedule:
         grace=schedule.grace,
         overlap=schedule.overlap.value,
     )
+
+
+def _time(moment: int | None) -> datetime | None:
+    """None also where somebody else wrote what lies beyond all calendars."""
+    try:
+        return None if moment is None else to_datetime(moment)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def _span(length: int | None) -> timedelta | None:
+    try:
+        return None if length is None else timedelta(microseconds=length)
+    except OverflowError:
+        return None
 
 
 def _check_own(row: StoredSchedule) -> None:

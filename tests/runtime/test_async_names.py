@@ -11,14 +11,16 @@ import pytest
 from packhorse import Act, Change, Embedded, JobHandle, JobNotFound, JobState, Packhorse, Selection
 from packhorse.control import Control
 from packhorse.inspection import Inspection
+from packhorse.scheduling import Schedules
 
 WITHOUT = {
     Control: {"trusted"},  # of orders that were read already
-    Inspection: set[str](),
+    Inspection: {"shown"},  # of what was read already
+    Schedules: {"declare", "problems", "job_of"},  # ask no store
     JobHandle: set[str](),
     Packhorse: {
-        *("task", "register_type", "use", "subscribe"),  # declared before anything runs
-        *("drafted", "stored_priority", "public", "open_failure", "sealed", "close"),
+        *("task", "recurring", "register_type", "use", "subscribe"),  # declared before anything runs
+        *("drafted", "tell_enqueued", "stored_priority", "public", "open_failure", "sealed", "close"),
     },
 }
 EVERYTHING = Selection()

@@ -21,6 +21,7 @@ FACTS: dict[str, Any] = {
     "failure": Failure(FailureKind.EXCEPTION, "ValueError", "no", "Traceback …"),
     "id": "0198c5a0-0000-7000-8000-000000000000",
     "ids": ("one", "two"),
+    "key": "nightly",
     "name": "shop.work",
     "performed": 1_000,
     "reason": "enough",

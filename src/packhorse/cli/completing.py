@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from itertools import islice
 from pathlib import Path
+from zoneinfo import available_timezones
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -27,7 +28,7 @@ OFFERED_KEYS = 100
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)), required=False)
 def completion(shell: str | None) -> None:
-    """Print the script that lets your shell complete commands, options, queues, tasks and limits.
+    """Print the script that lets your shell complete commands, options, queues, tasks, limits and schedules.
 
     Without SHELL it is the one of $SHELL.
 
@@ -82,6 +83,18 @@ def stored_limits(ctx: click.Context, param: click.Parameter, incomplete: str) -
             yield from (view.key for view in islice(app.inspection.limits(after=just_before(incomplete)), OFFERED_KEYS))
 
     return _offered(ctx, incomplete, found)
+
+
+def stored_schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def found(app: Packhorse) -> Iterator[str]:
+        if app.inspection.exists():
+            yield from (view.key for view in islice(app.schedules.all(after=just_before(incomplete)), OFFERED_KEYS))
+
+    return _offered(ctx, incomplete, found)
+
+
+def time_zones(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(available_timezones()) if name.startswith(incomplete)]
 
 
 def _application(ctx: click.Context) -> Packhorse | None:
