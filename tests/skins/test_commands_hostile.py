@@ -13,7 +13,7 @@ from packhorse.ids import new_id
 from packhorse.job import JobState
 from packhorse.outcome import Outcome
 from packhorse.queues import EVERYTHING
-from packhorse.stores.contract import Paused, ProcessInfo
+from packhorse.stores.contract import Paused, ProcessInfo, StoredSchedule
 from tests.skins.shops import FORBIDDEN, HOSTILE, Run, at_a_terminal, busy_shop, performed, planted
 
 
@@ -32,6 +32,8 @@ def app(shop: Path) -> Iterator[Packhorse]:
     app.store.pause(HOSTILE, None, HOSTILE, HOSTILE)
     app.store.pause(HOSTILE, None, HOSTILE, HOSTILE, kind=Paused.TASK)
     app.store.set_limit(HOSTILE, 1, HOSTILE, HOSTILE)
+    row = StoredSchedule(key=HOSTILE, task=HOSTILE, rule=HOSTILE, payload=b"", zone=HOSTILE, error=HOSTILE, next_at=5)
+    app.store.put_schedule(row, HOSTILE, HOSTILE)
     app.control.cancel([planted(app)], reason=HOSTILE, actor=HOSTILE)
     yield app
     app.close()
@@ -53,6 +55,8 @@ LOOKS = [
     ["tasks", "list"],
     ["tasks", "list", "busy_shop"],
     ["limits", "list"],
+    ["schedules", "list"],
+    ["schedules", "list", "busy_shop"],
     ["jobs", "list"],
     ["jobs", "list", "busy_shop"],
     ["dead", "list", "busy_shop"],
