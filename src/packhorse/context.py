@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from packhorse.clock import SECOND, length, to_datetime
 from packhorse.errors import PackhorseError
+from packhorse.hops import in_thread
 from packhorse.ids import to_text
 from packhorse.job import Claim, Token
 from packhorse.limits import Pace, Rate
@@ -130,7 +130,9 @@ class Context:
         return wait is not None
 
     async def atake(self, rate: Rate | str, *, timeout: float | timedelta | None = None) -> bool:
-        wait = await asyncio.to_thread(self._wait_for, rate, timeout)
+        import asyncio  # late, see `in_thread`
+
+        wait = await in_thread(self._wait_for, rate, timeout)
         if wait:
             await asyncio.sleep(wait)
         return wait is not None

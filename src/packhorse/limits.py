@@ -198,6 +198,7 @@ def limit(
 
 _RATE = re.compile(r"(\d{1,9}) ?/ ?(\d{0,9}) ?(s|sec|second|m|min|minute|h|hour|d|day)s?")
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_WRITTEN = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def rate(text: str, key: Key = "", *, burst: int = 1, group: str | None = None) -> Rate:
@@ -220,6 +221,14 @@ def rate(text: str, key: Key = "", *, burst: int = 1, group: str | None = None) 
     return Rate(tokens, period, key, burst, _group(group))
 
 
+def written(rate: Rate | Pace) -> str:
+    """How often, as `rate` reads it."""
+    seconds = rate.period // SECOND
+    unit, size = next((it for it in _WRITTEN if seconds % it[1] == 0), ("s", 1))
+    times = seconds // size
+    return f"{rate.tokens}/{'' if times == 1 else times}{unit}"
+
+
 def unique(
     key: Key = None,
     *,
@@ -239,6 +248,8 @@ def unique(
     merging = on_conflict == "merge"
     if merging and (until not in (None, "start") or (key is None and arguments is None)):
         raise ConfigError("What merges needs a key or the names of the arguments it goes by, and until='start'.")
+    if merging and group is not None:
+        raise ConfigError("Only jobs of one task are merged, as their arguments are its own: leave out the group.")
     if merge is not None and (not merging or not callable(merge)):
         raise ConfigError("merge takes a function of the earlier and the later arguments, with on_conflict='merge'.")
     if until is None:
@@ -310,7 +321,7 @@ def make_rules(
     limits: Limit | Sequence[Limit] | None,
     unique: Unique | bool | None,
     names: Collection[str],
-    rates: Rate | str | Sequence[Rate] | None = None,
+    rates: Rate | str | Sequence[Rate | str] | None = None,
 ) -> Rules:
     given = _several(limits)
     if not all(isinstance(each, Limit) for each in given) or len(given) > LIMITS_CAP:

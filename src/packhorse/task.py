@@ -91,7 +91,7 @@ class Declared(TypedDict, total=False):
     keep_cancelled: timedelta | float | None
     codec: ForeignCodec | None
     limit: Limit | Sequence[Limit] | None
-    rate: Rate | str | Sequence[Rate] | None
+    rate: Rate | str | Sequence[Rate | str] | None
     unique: Unique | bool | None
 
 

@@ -18,7 +18,7 @@ from packhorse.moments import once
 from packhorse.queues import parse_queues
 from packhorse.runtime.worker import new_nonce
 from packhorse.stores.contract import ProcessInfo
-from tests.faults.harness import Place
+from tests.faults.harness import Place, Workers
 from tests.waiting import wait_until
 
 Words = dict[str, list[list[str]]]
@@ -91,7 +91,9 @@ def die_as_role(place: Place, point: str, run: Run) -> None:
         work_for_the_scheduler(place)
     doomed = place.workers("--concurrency", "2", failpoints=f"{point}=kill@{run.hit}", armed=run.victim)
     if run.victim == "dispatcher" and run.hit > 1:
-        if not point.startswith("promote."):
+        if point.startswith("promote."):
+            acknowledged += enqueue_one_by_one(place, doomed, run.hit)
+        else:
             doomed.wait_log("lost its worker")  # else one verdict would do for both
         silence(place, later)
     if run.stopping:
@@ -132,6 +134,17 @@ def workload(place: Place) -> list[str]:
     for part in range(3):
         ids += place.enqueue_many("nap", *[(f"slow-{part}-{n}", 0.25) for n in range(2)])
         ids += place.enqueue_many("note", *[(f"behind-{part}-{n}",) for n in range(10)])
+    return ids
+
+
+def enqueue_one_by_one(place: Place, doomed: Workers, count: int) -> list[str]:
+    """Each due when the one before it has been promoted: a process that starts slowly finds several due at once."""
+    ids: list[str] = []
+    for n in range(count):
+        ids.append(place.enqueue("note", f"later-{n}", run_after=0.05))
+        wait_until(
+            lambda: "was killed by" in doomed.log or place.job(ids[-1]).state != "scheduled", "it was promoted", 20
+        )
     return ids
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from packhorse import Act, Change, Embedded, JobHandle, JobNotFound, JobState, Packhorse, Selection
+from packhorse.clock import SECOND
 from packhorse.control import Control
 from packhorse.inspection import Inspection
+from packhorse.limits import Pace
 from packhorse.scheduling import Schedules
 
 WITHOUT = {
@@ -92,6 +94,8 @@ def shop(app: Packhorse) -> Packhorse:
     double.using(queue_name="mail").enqueue(2)
     double.using(queue_name="mail", run_after=3600).enqueue(3)
     app.control.set_limit("printer/", 0)
+    app.control.set_weight("ann", 2)
+    app.store.take_token(Pace("mail/", 1, 3_600 * SECOND, burst=2), 0)
     app.control.pause("night")
     app.store = Overheard(app.store)  # type: ignore[assignment]
     return app
@@ -116,6 +120,8 @@ LOOKS: dict[str, tuple[Any, ...]] = {
     "pauses": (),
     "limits": (),
     "limit": ("printer/",),
+    "rates": (),
+    "weights": (),
     "processes": (),
     "audit": (1,),
     "counts": (),
@@ -203,6 +209,7 @@ def acts(shop: Packhorse) -> dict[str, Callable[[], Awaitable[Any]]]:
         "pause_task": lambda: control.apause_task("double", until=60, actor="ann", reason="now"),
         "resume_task": lambda: control.aresume_task("double", actor="ann", reason="now"),
         "set_limit": lambda: control.aset_limit("printer/", 3, actor="ann", reason="now"),
+        "set_weight": lambda: control.aset_weight("ann", 3, actor="ann", reason="now"),
         "migrate": lambda: control.amigrate(),
     }
 
@@ -224,3 +231,4 @@ def test_acting(shop: Packhorse):
     assert len(done) == len(found) - 1
     assert {it.reason for it in done} == {"now"}
     assert shop.inspection.limit("printer/").to == 3
+    assert shop.inspection.weights() == {"ann": 3}

@@ -346,12 +346,12 @@ def test_a_verdict_is_told_once_the_store_has_it(app: Packhorse, monkeypatch: py
 def test_processes_are_told_when_they_come_and_go(app: Packhorse):
     told = Told(app, "process_started", "process_stopped")
     with Embedded(app):
-        wait_until(lambda: len(told.events) == 2)
+        wait_until(lambda: len(told.events) == 3)
         living = {view.id: view.role for view in app.inspection.processes()}
     assert app.events.flush()
-    assert {event.process_id: event.role for event in told.events[:2]} == living
-    assert {event.process_id: event.role for event in told.events[2:]} == living
-    assert [event.kind for event in told.events] == ["process_started"] * 2 + ["process_stopped"] * 2
+    assert {event.process_id: event.role for event in told.events[:3]} == living
+    assert {event.process_id: event.role for event in told.events[3:]} == living
+    assert [event.kind for event in told.events] == ["process_started"] * 3 + ["process_stopped"] * 3
     assert all((event.job_id, event.task, event.attempt) == (None, None, None) for event in told.events)
 
 

@@ -420,6 +420,7 @@ def test_a_merge_that_raises_fails_the_job_and_tells_no_values(make_app: MakeApp
         (lambda: rate("1/s", 5), "a text or a function"),  # type: ignore[arg-type]
         (lambda: unique(on_conflict="merge"), "needs a key"),
         (lambda: unique("k", on_conflict="merge", until="finish"), "until='start'"),
+        (lambda: unique("k", on_conflict="merge", group="g"), "one task"),
         (lambda: unique("k", merge=lambda a, b: a), "with on_conflict='merge'"),
     ],
 )

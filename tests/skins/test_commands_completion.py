@@ -7,6 +7,7 @@ from click.shell_completion import ShellComplete
 
 from packhorse import Packhorse
 from packhorse.cli import main
+from packhorse.task import Options
 from tests.skins.shops import HOSTILE, Run, busy_shop, planted
 
 
@@ -80,6 +81,15 @@ def test_schedules_and_time_zones_are_offered(app: Packhorse):
     assert offered("schedules", "show", "--app", "busy_shop", "room.11") == [f"room.11{n}" for n in range(10)]
     assert offered("schedules", "edit", "nightly", "--zone", "Europe/Berl") == ["Europe/Berlin"]
     assert offered("schedules", "add", "k", "--app", "busy_shop", "busy_shop.d") == ["busy_shop.double"]
+
+
+def test_shares_are_offered(app: Packhorse):
+    """To take back only the weights that were set."""
+    app.control.set_weight("ann", 2)
+    app.tasks["busy_shop.mail"].options = Options(share="amy")
+    assert offered("shares", "set", "--app", "busy_shop", "a") == ["amy", "ann"]
+    assert offered("shares", "reset", "--app", "busy_shop", "") == ["ann"]
+    assert offered("shares", "reset", "b") == []
 
 
 def test_tasks_to_pause_and_to_resume_are_offered(app: Packhorse):

@@ -11,6 +11,7 @@ from packhorse import Packhorse
 from packhorse.clock import SECOND
 from packhorse.ids import new_id
 from packhorse.job import JobState
+from packhorse.limits import Pace
 from packhorse.outcome import Outcome
 from packhorse.queues import EVERYTHING
 from packhorse.stores.contract import Paused, ProcessInfo, StoredSchedule
@@ -34,6 +35,8 @@ def app(shop: Path) -> Iterator[Packhorse]:
     app.store.set_limit(HOSTILE, 1, HOSTILE, HOSTILE)
     row = StoredSchedule(key=HOSTILE, task=HOSTILE, rule=HOSTILE, payload=b"", zone=HOSTILE, error=HOSTILE, next_at=5)
     app.store.put_schedule(row, HOSTILE, HOSTILE)
+    app.store.take_token(Pace(HOSTILE, 1, SECOND), 0)
+    app.store.set_weight(HOSTILE, 2, HOSTILE, HOSTILE)
     app.control.cancel([planted(app)], reason=HOSTILE, actor=HOSTILE)
     yield app
     app.close()
@@ -57,6 +60,8 @@ LOOKS = [
     ["limits", "list"],
     ["schedules", "list"],
     ["schedules", "list", "busy_shop"],
+    ["limits", "rates"],
+    ["shares", "list"],
     ["jobs", "list"],
     ["jobs", "list", "busy_shop"],
     ["dead", "list", "busy_shop"],

@@ -1,4 +1,4 @@
-"""`packhorse limits`: looking at limit keys, changing their numbers."""
+"""`packhorse limits`: looking at the keys of limits and rates, changing the numbers of limits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from packhorse import Packhorse
 from packhorse.clock import SECOND
 from packhorse.ids import new_id
 from packhorse.job import NewJob
-from packhorse.limits import Hold, Terms
+from packhorse.limits import Hold, Pace, Rate, Terms, rate, written
 from packhorse.queues import EVERYTHING
 from packhorse.stores.contract import ProcessInfo
 from tests.skins.shops import FORBIDDEN, HOSTILE, Run, busy_shop, told
@@ -136,3 +136,71 @@ def test_one_limit_is_found_among_its_neighbours(app: Packhorse, key: str):
     assert found.key == key
     assert found.to == (others.index(key) if key in others else None)
     assert (found.holders, found.waiting) == ((2, 1) if key == "printer/" else (0, 0))
+
+
+# Rates.
+
+MINUTE = 60 * SECOND
+
+
+def rated(app: Packhorse, key: str, tokens: int, period: int, *, burst: int = 1, jobs: int = 1) -> None:
+    """So many jobs of a rate; those that find a token run."""
+    terms = Terms(paces=(Pace(key, tokens, period, burst),))
+    app.store.insert([NewJob(new_id(), "busy_shop.double", b"", "default", terms=terms) for _ in range(jobs)])
+    me = new_id()
+    app.store.enroll(ProcessInfo(me, "worker", "here", 1, "*"), 60 * SECOND)
+    app.store.exchange(me, 1, [], EVERYTHING, 100)
+
+
+def test_rates_are_listed_with_the_next_token_and_who_waits(app: Packhorse, packhorse: Run):
+    """In the words in which a rate is written."""
+    rated(app, "api/", 1, 120 * MINUTE, jobs=3)
+    rated(app, "mail/ann", 600, MINUTE, burst=50)
+    output = packhorse("limits", "rates", "busy_shop").output
+    assert [line.split() for line in output.splitlines()[-2:]] == [
+        ["api/", "1/2h,", "burst", "1", "in", "119m", "2"],
+        ["mail/ann", "600/min,", "burst", "50", "now", "·"],
+    ]
+    found = told(packhorse("limits", "rates", "--json"))
+    assert 7_000 < found["rates"][0].pop("opens_in") <= 7_200
+    assert found == {
+        "rates": [
+            {"key": "api/", "rate": "1/2h", "burst": 1, "waiting": 2},
+            {"key": "mail/ann", "rate": "600/min", "burst": 50, "opens_in": 0, "waiting": 0},
+        ],
+        "after": None,
+    }
+
+
+def test_rates_are_listed_page_by_page(app: Packhorse, packhorse: Run):
+    """In the order of their keys."""
+    for number in range(5):
+        rated(app, f"api/{number}", 1, MINUTE)
+    first = told(packhorse("limits", "rates", "--limit", "3", "--json"))
+    second = told(packhorse("limits", "rates", "--limit", "3", "--after", first["after"], "--json"))
+    assert [view["key"] for page in (first, second) for view in page["rates"]] == [f"api/{n}" for n in range(5)]
+    assert (len(first["rates"]), second["after"]) == (3, None)
+    assert "There are more: --after 'api/0'" in packhorse("limits", "rates", "--limit", "1").stderr
+
+
+def test_no_rates_are_no_table(app: Packhorse, packhorse: Run):
+    assert packhorse("limits", "rates").output == "No rate was used of late, and nobody waits for one.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("5/s", "5/s"),
+        ("100 / min", "100/min"),
+        ("60/60s", "60/min"),
+        ("1/90 seconds", "1/90s"),
+        ("1000/2h", "1000/2h"),
+        ("7/48 hours", "7/2d"),
+        ("10/day", "10/d"),
+    ],
+)
+def test_a_rate_is_written_as_it_is_read(text: str, words: str):
+    """In the largest unit that fits."""
+    made: Rate = rate(text)
+    assert written(made) == words
+    assert rate(words) == made

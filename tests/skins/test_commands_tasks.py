@@ -12,7 +12,7 @@ from packhorse import Packhorse
 from tests.skins.shops import FORBIDDEN, HOSTILE, Run, busy_shop, told
 
 LIMITED_SHOP = """
-from packhorse import Packhorse, debounce, limit, throttle, unique
+from packhorse import Packhorse, debounce, limit, rate, throttle, unique
 
 app = Packhorse("limited")
 
@@ -43,6 +43,14 @@ def draft(user: int) -> None: ...
 
 @app.task(name="digest", unique=throttle(600, "{user}"))
 def digest(user: int) -> None: ...
+
+
+@app.task(name="crawl", limit=limit(to=2), rate=["5/s", rate("1000/2h", "{site}", burst=3, group="sites")])
+def crawl(site: str) -> None: ...
+
+
+@app.task(name="notify", share="ann", unique=unique("{user}", on_conflict="merge"))
+def notify(user: int, lines: list[str]) -> None: ...
 """
 
 
@@ -87,9 +95,16 @@ def test_limits_are_told_in_words(shop: Path, packhorse: Run):
         "index": (["at most 1 of index/, only the newest waits"], "unique by a, b, replaced by the next"),
         "draft": ([], "unique by draft/{user} until it starts, replaced by the next"),
         "digest": ([], "unique by digest/{user} for 600 s"),
+        "crawl": (
+            ["at most 2 of crawl/", "at most 5/s of crawl/", "at most 1000/2h of sites/{site}, burst 3"],
+            None,
+        ),
+        "notify": ([], "unique by notify/{user} until it starts, merged with the next"),
     }
+    assert [task["name"] for task in found.values() if task["share"] == "ann"] == ["notify"]
     output = packhorse("tasks", "list", "limited_shop").output
     assert "at most 1 of printer/, others are cancelled; unique by all arguments" in output
+    assert "until it starts, merged with the next; share ann" in output
     assert not importlib.import_module("limited_shop").app.inspection.exists()
 
 

@@ -39,6 +39,9 @@ from packhorse import (
     Retry,
     Snooze,
     current_context,
+    limit,
+    rate,
+    unique,
 )
 from packhorse.stores.contract import Store
 from packhorse.testing import NotPerformed, RecordedJob, TooManyJobs, inline, recorded
@@ -1020,6 +1023,218 @@ def test_a_task_may_take_longer_than_a_lease(shop: Shop):
         assert handle.look().losses == 0
 
 
+# Limits, rates, shares, merged jobs.
+
+
+def test_limited_jobs_are_performed_one_after_the_other(shop: Shop):
+    """Each hands its permit on, also where it fails."""
+
+    @shop.app.task(limit=limit("{account}"))
+    def visit(account: int, number: int) -> None:
+        shop.done.append(number)
+        if number == 1:
+            raise ValueError("no")
+
+    with recorded(shop.app) as jobs:
+        for number in range(4):
+            visit.enqueue(number % 2, number)
+        assert {job.state for job in jobs.enqueued} == {JobState.WAITING}
+        assert [job.state for job in jobs.drain()] == ["succeeded", "failed", "succeeded", "succeeded"]
+    assert shop.done == [0, 1, 2, 3]
+
+
+def test_a_limit_set_by_hand_counts(shop: Shop):
+    """Nobody begins until it is taken back."""
+
+    @shop.app.task(limit=limit(group="printer"))
+    def page() -> None: ...
+
+    with recorded(shop.app) as jobs:
+        page.enqueue()
+        shop.app.control.set_limit("printer/", 0)
+        assert jobs.drain() == []
+        shop.app.control.set_limit("printer/", None)
+        assert len(jobs.drain()) == 1
+
+
+def test_rated_jobs_are_performed_as_time_passes(shop: Shop):
+    """A token with each step; a leap is a time in which nobody worked, so it brings no more than a second's worth."""
+
+    @shop.app.task(rate="2/min")
+    def ping(number: int) -> int:
+        return number
+
+    def drained() -> list[int]:
+        return [job.handle.result(0) for job in jobs.drain()]
+
+    with recorded(shop.app) as jobs:
+        handles = [ping.enqueue(number) for number in range(7)]
+        assert drained() == [0]
+        with pytest.raises(NotPerformed, match=r"is waiting.*travel"):
+            handles[1].result()
+        jobs.travel(29)
+        assert drained() == []
+        jobs.travel(1)
+        assert handles[1].state is JobState.READY
+        assert drained() == [1]
+        for number in (2, 3, 4):
+            jobs.travel(timedelta(seconds=30))
+            assert drained() == [number]
+        jobs.travel(HOUR)
+        assert drained() == [5]
+        jobs.travel(30)
+        assert drained() == [6]
+
+
+def test_a_burst_is_performed_at_once(shop: Shop):
+    @shop.app.task(rate=rate("1/h", burst=3))
+    def ping() -> None: ...
+
+    with recorded(shop.app) as jobs:
+        for _ in range(5):
+            ping.enqueue()
+        assert len(jobs.drain()) == 3
+        jobs.travel(HOUR)
+        assert len(jobs.drain()) == 1
+
+
+def test_tokens_taken_inside_a_task_cost_no_time(shop: Shop):
+    """Where a task waits with a timeout, it is told as in earnest."""
+    slow = rate("1/h", group="site")
+
+    @shop.app.task(takes_context=True)
+    def crawl(context: Context) -> list[bool]:
+        return [context.take(slow), context.take(slow), context.take(slow, timeout=60)]
+
+    @shop.app.task(takes_context=True)
+    async def acrawl(context: Context) -> list[bool]:
+        return [await context.atake(slow), await context.atake(slow, timeout=60)]
+
+    with inline(shop.app):
+        assert crawl.enqueue().result(0) == [True, True, False]
+        assert acrawl.enqueue().result(0) == [True, False]
+
+
+def test_shares_take_turns(shop: Shop):
+    """Also with a weight; and jobs are found by their share."""
+    with recorded(shop.app) as jobs:
+        shop.app.control.set_weight("bob", 2)
+        for number in range(3):
+            shop.resize.using(share="ann").enqueue(number)
+        jobs.turn()
+        for number in range(10, 14):
+            shop.resize.using(share="bob").enqueue(number)
+        assert jobs.where(share="bob").count(shop.resize) == 4
+        assert {job.state for job in jobs.drain()} == {JobState.SUCCEEDED}
+    assert shop.done[0] == 0
+    assert sorted(shop.done[1:4]) == [1, 10, 11]
+    assert sorted(shop.done) == [0, 1, 2, 10, 11, 12, 13]
+
+
+def test_a_job_of_low_priority_overtakes_in_time():
+    """Where the application lets jobs age."""
+    shop = Shop("memory://", ageing=60)
+    with recorded(shop.app) as jobs:
+        shop.resize.using(priority=-5).enqueue(1)
+        jobs.travel(timedelta(minutes=6))
+        shop.resize.enqueue(2)
+        jobs.drain()
+    assert shop.done == [1, 2]
+
+
+@pytest.mark.parametrize("signing", [True, False])
+def test_a_merged_job_gets_all_arguments(signing: bool):
+    """And so does its record, also when the job is gone."""
+    app = Packhorse("shop", "memory://", signing=signing)
+    told: list[Any] = []
+
+    @app.task(unique=unique("{user}", on_conflict="merge"), keep_succeeded=0)
+    def notify(user: int, lines: list[str], *, colour: str = "red") -> None:
+        told.append((user, lines, colour))
+
+    with recorded(app) as jobs:
+        first = notify.enqueue(1, ["a"])
+        early = jobs.enqueued
+        assert notify.enqueue(1, lines=["b"], colour="blue") == first
+        notify.enqueue(2, ["z"])
+        [job] = jobs.assert_enqueued(notify, 1, ["a", "b"], colour="blue")
+        jobs.refute_enqueued(notify, 1, ["b"], colour="blue")
+        assert early[0].args == (1, ["a"])
+        assert jobs.count(notify) == 2
+        assert jobs.drain() == jobs.enqueued
+        assert told == [(1, ["a", "b"], "blue"), (2, ["z"], "red")]
+        assert jobs.enqueued[0].gone
+        jobs.assert_enqueued(notify, 1, ["a", "b"], colour="blue")
+        assert notify.enqueue(1, ["c"]) != first
+    assert job.args == (1, ["a", "b"])
+
+
+def test_a_merge_that_raises_is_seen_in_the_test(shop: Shop):
+    def broken(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+        raise KeyError("no")
+
+    @shop.app.task(unique=unique("all", on_conflict="merge", merge=broken))
+    def count(number: int) -> None: ...
+
+    with recorded(shop.app) as jobs:
+        count.enqueue(1)
+        count.enqueue(2)
+        assert "Merging the arguments raised KeyError" in repr(jobs.enqueued[0])
+        with pytest.raises(JobFailed, match="Merging the arguments raised KeyError"):
+            jobs.drain(raise_errors=True)
+
+
+def test_inline_performs_what_finds_room_and_leaves_the_rest(shop: Shop):
+    """What a task enqueues under its own limit follows when the task has ended."""
+    seen: list[Any] = []
+
+    @shop.app.task(limit=limit(to=1))
+    def nested(depth: int) -> None:
+        if depth:
+            seen.append(nested.enqueue(depth - 1).state)
+        seen.append(depth)
+
+    @shop.app.task(rate="1/min")
+    def ping(number: int) -> int:
+        return number
+
+    @shop.app.task(unique=unique("all", on_conflict="merge"))
+    def notify(lines: list[str]) -> list[str]:
+        return lines
+
+    with inline(shop.app) as jobs:
+        nested.enqueue(2)
+        assert seen == ["waiting", 2, "waiting", 1, 0]
+        assert ping.enqueue(1).result() == 1
+        second = ping.enqueue(2)
+        assert second.state is JobState.WAITING
+        jobs.travel(60)
+        jobs.drain()
+        assert second.result() == 2
+        assert shop.resize.using(share="ann").enqueue(1).result() == "1 is 100 wide"
+        assert notify.enqueue(["a"]).result() == ["a"]
+        later = [notify.using(run_after=60).enqueue([line]) for line in "bc"]
+        jobs.travel(60)
+        jobs.drain()
+        assert later[0] == later[1]
+        assert later[0].result() == ["b", "c"]
+
+
+async def test_limited_and_merged_jobs_in_async_tests(shop: Shop):
+    @shop.app.task(limit=limit(to=1), rate="1/min", unique=unique("{user}", on_conflict="merge"))
+    async def notify(user: int, lines: list[str]) -> list[str]:
+        return lines
+
+    async with recorded(shop.app) as jobs:
+        ann = await notify.using(share="ann").aenqueue(1, ["a"])
+        await notify.using(share="ann").aenqueue(1, ["b"])
+        bob = await notify.using(share="bob").aenqueue(2, ["c"])
+        assert len(await jobs.adrain()) == 1
+        jobs.travel(60)
+        assert len(await jobs.adrain()) == 1
+        assert [await ann.aresult(0), await bob.aresult(0)] == [["a", "b"], ["c"]]
+
+
 # Lost workers.
 
 
@@ -1055,6 +1270,22 @@ def test_a_job_that_is_lost_too_often_fails(shop: Shop):
             with pytest.raises(JobFailed, match="ProcessPrunedError"):
                 lost.result(0)
         assert jobs.drain() == []
+
+
+def test_a_lost_job_keeps_its_permit(shop: Shop):
+    """Who waits for it goes on waiting."""
+
+    @shop.app.task(limit=limit(to=1), rate="1/min")
+    def visit(number: int) -> None:
+        shop.done.append(number)
+
+    with recorded(shop.app) as jobs:
+        first, second = visit.using(share="ann").enqueue(1), visit.enqueue(2)
+        assert jobs.lose_worker(first).losses == 1
+        with pytest.raises(ConfigError, match="not ready"):
+            jobs.lose_worker(second)
+        jobs.travel(60)
+        assert [job.args for job in jobs.drain()] == [(1,), (2,)]
 
 
 def test_a_worker_can_only_be_lost_with_a_job_that_is_ready(shop: Shop):

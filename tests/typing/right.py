@@ -34,6 +34,7 @@ from packhorse import (
     current_context,
     gather,
     limit,
+    rate,
     unique,
     wait_jobs,
 )
@@ -205,6 +206,43 @@ def serve(account: int) -> None: ...
 
 @app.task(limit=[limit(to=1, group="printer"), limit(lambda page: page)], unique=True)
 def print_page(page: int) -> None: ...
+
+
+@app.task(rate="100/min", share="ann")
+def call_api(path: str) -> None: ...
+
+
+@app.task(limit=limit(to=2), rate=["5/s", rate("1000/2h", "{site}", burst=10, group="sites")])
+async def crawl(site: str) -> None: ...
+
+
+def newest(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    return {**earlier, **later}
+
+
+@app.task(unique=unique("{user}", on_conflict="merge"))
+def notify(user: int, lines: list[str]) -> int:
+    return len(lines)
+
+
+@app.task(unique=unique(arguments=["user"], on_conflict="merge", merge=newest))
+def show(user: int, line: str) -> None: ...
+
+
+assert_type(notify.using(share="bob").enqueue(1, ["hello"]), JobHandle[int])
+
+
+@app.task(takes_context=True)
+async def poll(context: Context, site: str) -> bool:
+    assert_type(context.take(rate("5/s", site, group="sites"), timeout=timedelta(seconds=3)), bool)
+    return await context.atake("1/min", timeout=0.5)
+
+
+def turns() -> None:
+    app.control.set_weight("ann", 3, reason="pays more")
+    assert_type(app.inspection.weights(), dict[str, int])
+    for view in app.inspection.rates():
+        assert_type(view.waiting, int)
 
 
 # Waiting for many.

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from packhorse import Context, JobHandle, Middleware, Packhorse, Secret, gather, limit, unique
+from packhorse import Context, JobHandle, Middleware, Packhorse, Secret, gather, limit, rate, unique
 
 app = Packhorse("shop", "memory://")
 
@@ -109,8 +109,24 @@ def alarm(event: str) -> None: ...
 texts: list[int] = gather(resize.enqueue(1))  # error
 gather([resize.enqueue(1)])  # error
 
-# Limits and unique jobs are made by their functions.
+# Limits, rates and unique jobs are made by their functions.
 app.task(limit=5)  # error
 app.task(unique="user")  # error
 limit(to="3")  # error
 unique(on_conflict="wait")  # error
+app.task(rate=5)  # error
+app.task(rate=[limit()])  # error
+rate(100)  # error
+rate("1/s", burst="3")  # error
+rate("1/s", on_conflict="discard")  # error
+unique("k", merge=max)  # error
+unique("k", on_conflict="merge", merge=lambda earlier: earlier)  # error
+resize.using(rate="5/s")  # error
+resize.using(share=5)  # error
+app.control.set_weight("ann", "3")  # error
+
+
+@app.task(takes_context=True)
+def wait_for_token(context: Context) -> int:
+    context.take(5)  # error
+    return context.take("5/s", timeout="soon")  # error

@@ -17,6 +17,7 @@ from packhorse.cli.jobs import jobs
 from packhorse.cli.limits import limits
 from packhorse.cli.queues import queues
 from packhorse.cli.schedules import schedules
+from packhorse.cli.shares import shares
 from packhorse.cli.store import failpoints, migrate, status
 from packhorse.cli.tasks import tasks
 from packhorse.cli.work import worker
@@ -61,6 +62,7 @@ for command in (
     tasks,
     limits,
     schedules,
+    shares,
     dead,
     enqueue,
     check,

@@ -28,7 +28,7 @@ OFFERED_KEYS = 100
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)), required=False)
 def completion(shell: str | None) -> None:
-    """Print the script that lets your shell complete commands, options, queues, tasks, limits and schedules.
+    """Print the script that completes commands, options, queues, tasks, limits, shares and schedules in your shell.
 
     Without SHELL it is the one of $SHELL.
 
@@ -93,8 +93,27 @@ def stored_schedules(ctx: click.Context, param: click.Parameter, incomplete: str
     return _offered(ctx, incomplete, found)
 
 
+def known_shares(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Shares of the application's tasks, and those that have a weight."""
+
+    def found(app: Packhorse) -> Iterator[str]:
+        yield from (task.options.share for task in app.tasks.values() if task.options.share is not None)
+        yield from _weighted(app)
+
+    return _offered(ctx, incomplete, found)
+
+
 def time_zones(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in sorted(available_timezones()) if name.startswith(incomplete)]
+
+
+def weighted_shares(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _offered(ctx, incomplete, _weighted)
+
+
+def _weighted(app: Packhorse) -> Iterator[str]:
+    if app.inspection.exists():
+        yield from app.inspection.weights()
 
 
 def _application(ctx: click.Context) -> Packhorse | None:

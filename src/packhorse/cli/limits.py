@@ -1,9 +1,11 @@
-"""`packhorse limits`: look at limit keys, and change their numbers."""
+"""`packhorse limits`: look at the keys of limits and rates, and change the numbers of limits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
+from typing import Any, TypeVar
 
 import click
 from rich.table import Table
@@ -12,16 +14,20 @@ from rich.text import Text
 from packhorse.cli.common import Target, actor_option, json_option, on_application, reason_option
 from packhorse.cli.completing import stored_limits
 from packhorse.cli.selecting import limit_option
-from packhorse.cli.showing import cell, count, note, print_json, show, table
-from packhorse.limits import PERMITS_CAP
-from packhorse.stores.contract import LimitView
+from packhorse.cli.showing import cell, count, note, print_json, show, span, table
+from packhorse.clock import SECOND
+from packhorse.limits import PERMITS_CAP, written
+from packhorse.stores.contract import LimitView, RateView
 
+V = TypeVar("V")
+
+_after = click.option("--after", default="", metavar="KEY", help="Begin behind this key.")
 _key = click.argument("key", shell_complete=stored_limits)
 
 
 @click.group()
 def limits() -> None:
-    """Look at the keys of limits, and change how many jobs of one may run at a time.
+    """Look at the keys of limits and rates, and change how many jobs of one may run at a time.
 
     A KEY is the name of a task or group, a slash and a value: shop.tasks.import_orders/42, printer/.
 
@@ -30,13 +36,14 @@ def limits() -> None:
       packhorse limits list shop.tasks:app
       packhorse limits set printer/ 0 --app shop.tasks:app --reason 'out of paper'
       packhorse limits reset printer/ --app shop.tasks:app
+      packhorse limits rates shop.tasks:app
     """
 
 
 @limits.command("list")
 @on_application(positional=True)
 @limit_option
-@click.option("--after", default="", metavar="KEY", help="Begin behind this key.")
+@_after
 @json_option
 def list_limits(target: Target, limit: int, after: str, as_json: bool) -> None:
     """List the keys that have holders, waiting jobs or a number set by hand.
@@ -48,12 +55,33 @@ def list_limits(target: Target, limit: int, after: str, as_json: bool) -> None:
       packhorse limits list shop.tasks:app
       packhorse limits list --store sqlite:///packhorse.db --limit 200 --json
     """
-    found = list(islice(target.open().inspection.limits(after=after), limit + 1))
-    page, more = found[:limit], len(found) > limit
+    page, more = _page(target.open().inspection.limits(after=after), limit)
     if as_json:
         print_json({"limits": [asdict(view) for view in page], "after": page[-1].key if more else None})
         return
     show(_table(page) if page else Text("No limit has holders, waiting jobs or a number set by hand."))
+    if more:
+        note(f"There are more: --after {page[-1].key!r}")
+
+
+@limits.command("rates")
+@on_application(positional=True)
+@limit_option
+@_after
+@json_option
+def list_rates(target: Target, limit: int, after: str, as_json: bool) -> None:
+    """List the keys of rates that were used of late or are waited for.
+
+    \b
+    Examples:
+      packhorse limits rates shop.tasks:app
+      packhorse limits rates --store sqlite:///packhorse.db --limit 200 --json
+    """
+    page, more = _page(target.open().inspection.rates(after=after), limit)
+    if as_json:
+        print_json({"rates": [_rate(view) for view in page], "after": page[-1].key if more else None})
+        return
+    show(_rates_table(page) if page else Text("No rate was used of late, and nobody waits for one."))
     if more:
         note(f"There are more: --after {page[-1].key!r}")
 
@@ -111,9 +139,40 @@ def reset_limit(target: Target, key: str, reason: str, actor: str | None, as_jso
     click.echo(f"Limit {key} {was}.")
 
 
+def _page(views: Iterator[V], limit: int) -> tuple[list[V], bool]:
+    """So many of them, and whether there are more."""
+    found = list(islice(views, limit + 1))
+    return found[:limit], len(found) > limit
+
+
 def _table(views: list[LimitView]) -> Table:
     made = table("Limits", "key", "set to", "holders", "waiting", right=["set to", "holders", "waiting"])
     for view in views:
         numbers = (view.to, view.holders or None, view.waiting or None)
         made.add_row(cell(view.key), *("·" if number is None else f"{number:,}" for number in numbers))
     return made
+
+
+def _rate(view: RateView) -> dict[str, Any]:
+    return {
+        "key": view.key,
+        "rate": written(view.pace),
+        "burst": view.pace.burst,
+        "opens_in": view.opens_in / SECOND,
+        "waiting": view.waiting,
+    }
+
+
+def _rates_table(views: list[RateView]) -> Table:
+    made = table("Rates", "key", "rate", "next token", "waiting", right=["next token", "waiting"])
+    for view in views:
+        words = f"{written(view.pace)}, burst {view.pace.burst}"
+        waiting = f"{view.waiting:,}" if view.waiting else "·"
+        made.add_row(cell(view.key), cell(words), _soon(view.opens_in / SECOND), waiting)
+    return made
+
+
+def _soon(seconds: float) -> str:
+    if seconds <= 0:
+        return "now"
+    return f"in {span(seconds)}" if seconds >= 10 else f"in {seconds:.1f}s"

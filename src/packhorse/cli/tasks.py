@@ -16,7 +16,7 @@ from packhorse.cli.completing import known_tasks, paused_tasks
 from packhorse.cli.pausing import pause_dict, pause_options, pause_text
 from packhorse.cli.showing import cell, note, print_json, show, table
 from packhorse.clock import SECOND
-from packhorse.limits import Conflict, Key, Limit, Unique, UniqueConflict
+from packhorse.limits import Conflict, Key, Limit, Rate, Unique, UniqueConflict, written
 from packhorse.queues import check_name
 from packhorse.stores.contract import Pause, Paused, Selection
 from packhorse.task import BaseTask
@@ -26,6 +26,7 @@ AGAIN = {
     UniqueConflict.KEEP: "",
     UniqueConflict.REPLACE: ", replaced by the next",
     UniqueConflict.RESCHEDULE: ", rescheduled by the next",
+    UniqueConflict.MERGE: ", merged with the next",
 }
 
 
@@ -161,15 +162,16 @@ def _task(task: BaseTask[..., Any], pause: Pause | None) -> dict[str, Any]:
         "name": task.name,
         "queue": task.options.queue_name,
         "retries": task.policy.retries,
-        "limits": [limit_text(task.name, limit) for limit in task.rules.limits],
+        "limits": list(_limits(task)),
         "unique": None if task.rules.unique is None else unique_text(task.name, task.rules.unique),
+        "share": task.options.share,
         "known": True,
         "paused": pause_dict(pause),
     }
 
 
 def _stranger(name: str, pause: Pause) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"queue": None, "retries": None, "limits": [], "unique": None}
+    nothing: dict[str, Any] = {"queue": None, "retries": None, "limits": [], "unique": None, "share": None}
     return {"name": name, **nothing, "known": False, "paused": pause_dict(pause)}
 
 
@@ -189,15 +191,26 @@ def _name(name: str, paused: bool) -> Text:
 
 
 def _rules(task: BaseTask[..., Any]) -> Iterator[str]:
-    for limit in task.rules.limits:
-        yield limit_text(task.name, limit)
+    yield from _limits(task)
     if task.rules.unique is not None:
         yield unique_text(task.name, task.rules.unique)
+    if task.options.share is not None:
+        yield f"share {task.options.share}"
 
 
-def limit_text(task: str, limit: Limit) -> str:
+def _limits(task: BaseTask[..., Any]) -> Iterator[str]:
+    for limit in task.rules.limits:
+        yield limit_text(task.name, limit)
+    for rate in task.rules.rates:
+        yield limit_text(task.name, rate)
+
+
+def limit_text(task: str, limit: Limit | Rate) -> str:
     """With the key as `packhorse limits` has it, but for the values."""
-    return f"at most {limit.to:,} of {_key_text(limit.group or task, limit.key)}{ELSE[limit.conflict]}"
+    key = _key_text(limit.group or task, limit.key)
+    if isinstance(limit, Limit):
+        return f"at most {limit.to:,} of {key}{ELSE[limit.conflict]}"
+    return f"at most {written(limit)} of {key}{'' if limit.burst == 1 else f', burst {limit.burst}'}"
 
 
 def unique_text(task: str, unique: Unique) -> str:

@@ -8,7 +8,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from packhorse.reporters import ErrorReport, report
 from packhorse.retry import RetryPolicy
 from packhorse.runtime.progress import Recorder
 from packhorse.seals import NEVER
-from packhorse.stores.contract import MERGED
+from packhorse.stores.contract import MERGED, Entry
 from packhorse.task import BaseTask, default_keep
 
 log = logging.getLogger("packhorse.jobs")
@@ -170,7 +170,8 @@ class Performer:
                 return self.kept(claim, self._strayed(claim, task))
             args, kwargs, metadata = task.read(opened)
             if task.rules.merges:
-                args, kwargs = task.merged(args, kwargs, self._merged_into(claim, task))
+                entries = self._app.store.entries(claim.token.id)
+                args, kwargs = task.merged(args, kwargs, self._merged_into(claim.task, task, entries))
         except PayloadError as error:
             return self._refused(claim, error)
         context = Context(claim, metadata, self)
@@ -180,12 +181,14 @@ class Performer:
             self._tell_started(claim)
         return Prepared(task, context, args, kwargs)
 
-    def _merged_into(self, claim: Claim, task: BaseTask[..., Any]) -> list[tuple[list[Any], dict[str, Any]]]:
-        """The arguments of later jobs that this one stands for."""
+    def _merged_into(
+        self, name: str, task: BaseTask[..., Any], entries: Iterable[Entry]
+    ) -> list[tuple[list[Any], dict[str, Any]]]:
+        """The arguments of later jobs that the one with these entries stands for."""
         later = []
-        for kind, name, payload in self._app.store.entries(claim.token.id):
+        for kind, id, payload in entries:
             if kind == MERGED:
-                opened = self._open_job(bytes.fromhex(name), claim.task, payload)
+                opened = self._open_job(bytes.fromhex(id), name, payload)
                 later.append(task.read(opened)[:2])
         return later
 

@@ -66,7 +66,6 @@ log = logging.getLogger("packhorse.store")
 OLDEST = (3, 35)
 SMALL = 64  # outcomes in an exchange that may grow a little while others write
 WAL_WARNING_EVERY = 60.0
-RENEW_AFTER = SECOND // 4
 HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
 ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
 PROMOTE = f"""
@@ -147,7 +146,7 @@ class SQLiteStore(Store):
         failpoint("exchange.before_write")
         with self._transaction(patient=len(outcomes) < SMALL) as c:
             now = self.clock.now()
-            alive = self._renew(c, process, seldom=True)
+            alive = self._renew(c, process)
             before = c.total_changes
             in_use = InUse.of(c)
             refused, freed = sqlite_exchange.finish(c, outcomes, now, in_use) if outcomes else ([], None)
@@ -186,15 +185,8 @@ class SQLiteStore(Store):
             alive = c.execute(ALIVE, (process, self.clock.boot(), self.clock.ticks())).fetchone() is not None
             return Exchanged([], [], alive, now)
 
-    def _renew(self, c: sqlite3.Connection, process: bytes, *, seldom: bool = False) -> bool:
-        """Whether it has a lease. A busy worker's is renewed `seldom`, as each time costs a page of the log."""
+    def _renew(self, c: sqlite3.Connection, process: bytes) -> bool:
         ticks = self.clock.ticks()
-        if seldom:
-            row = c.execute("select lease, lease_until, boot from process where id = ?", (process,)).fetchone()
-            if row is None or row[2] != self.clock.boot() or row[1] <= ticks:
-                return False
-            if row[1] > ticks + row[0] - RENEW_AFTER:
-                return True
         return c.execute(RENEW, (ticks, process, self.clock.boot(), ticks)).rowcount == 1
 
     def take_token(self, pace: Pace, patience: int) -> int | None:

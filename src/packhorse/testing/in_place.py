@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from packhorse.runtime.process import Process
 from packhorse.runtime.scheduler import Scheduler
 from packhorse.runtime.slots import Slots
 from packhorse.runtime.worker import Worker, new_nonce
-from packhorse.stores.contract import ProcessInfo
+from packhorse.stores.contract import Entry, ProcessInfo
 
 T = TypeVar("T")
 
@@ -125,13 +125,16 @@ class InPlaceWorker(Worker):
         for runner in self._loops:
             out_of_loop(runner.close)
 
-    def arguments(self, job: StoredJob) -> Arguments:
-        """As the task will get them."""
+    def arguments(self, job: StoredJob, entries: Iterable[Entry]) -> Arguments:
+        """As the task will get them, with those of jobs that were merged into it."""
         opened = self._performer._open_job(from_text(job.id), job.task, job.payload)
         task = self._app.known_tasks.get(job.task)
         if task is None:
             raise PayloadError(f"There is no task {job.task!r}.")
-        return task.read(opened)
+        args, kwargs, metadata = task.read(opened)
+        if task.rules.merges:
+            args, kwargs = task.merged(args, kwargs, self._performer._merged_into(job.task, task, entries))
+        return Arguments(args, kwargs, metadata)
 
     # What others do meanwhile.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,9 +17,10 @@ from packhorse.errors import ConfigError, JobFailed, JobNotFound, NotFinished, P
 from packhorse.handle import JobHandle
 from packhorse.ids import from_text, to_text
 from packhorse.job import Claim, Failure, JobState, NewJob, StoredJob
+from packhorse.limits import Pace
 from packhorse.outcome import Outcome, release
 from packhorse.reporters import ErrorReport
-from packhorse.stores.contract import StoredSchedule, Tick
+from packhorse.stores.contract import Entry, StoredSchedule, Tick
 from packhorse.stores.memory import MemoryStore
 from packhorse.testing.in_place import InPlaceWorker
 from packhorse.testing.records import Enqueued, RecordedJob
@@ -42,17 +43,23 @@ def inline(app: Packhorse, *, at: datetime | None = None, raise_errors: bool = F
     """Perform at once, in the thread that enqueues, what is enqueued inside the block.
 
     An error of a task stays in its job, where `handle.result()` finds it as JobFailed; with `raise_errors` it comes out
-    of `enqueue`. What has to wait (for its time, for a retry, for a paused queue) waits as in `recorded`, for `travel`
+    of `enqueue`. What has to wait (for its time, a retry, a rate, a paused queue) waits as in `recorded`, for `travel`
     and `drain`. What a task enqueues is performed at once, too, inside that task.
     """
     return Recording(app, at, inline=True, raise_errors=raise_errors)
+
+
+HOW = {
+    JobState.SCHEDULED: "travel() to its time and drain()",
+    JobState.WAITING: "drain() first, and travel() before that where it waits for a rate",
+}
 
 
 class NotPerformed(NotFinished):
     """Somebody waits inside a test for a job that nobody will perform meanwhile."""
 
     def __init__(self, id: str, state: JobState) -> None:
-        how = "travel() to its time and drain()" if state is JobState.SCHEDULED else "drain() first"
+        how = HOW.get(state, "drain() first")
         PackhorseError.__init__(
             self,
             f"Job {id} is {state}, and in a test it stays so until you say otherwise: {how}, or use inline(app) where "
@@ -141,7 +148,7 @@ class Recording(Enqueued):
         return to_datetime(self._clock.now())
 
     def _record(self, id: bytes) -> RecordedJob:
-        first, last, gone = self._store.look_back(id)
+        first, last, gone, entries = self._store.look_back(id)
         worker = self._worker
         assert worker is not None
         return RecordedJob(
@@ -160,7 +167,7 @@ class Recording(Enqueued):
             gone=gone,
             error=self._errors.get(id),
             handle=JobHandle(self._app, id),
-            _decode=lambda: worker.arguments(first),
+            _decode=lambda: worker.arguments(first, entries),
         )
 
     # Performing.
@@ -319,14 +326,14 @@ class RecordingStore(MemoryStore):
         super().__init__(clock)
         self._on_insert = on_insert
         self._ticking = False
-        self.seen: dict[bytes, tuple[StoredJob, Callable[[], StoredJob]]] = {}
+        self.seen: dict[bytes, tuple[StoredJob, Callable[[], StoredJob], Mapping[tuple[str, str], bytes]]] = {}
 
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
         with self._changed:
             fresh = [new.id for new in jobs if new.id not in self._jobs]
             ids = super().insert(jobs)
             for job in (self._jobs[id] for id in fresh if id in self._jobs):
-                self.seen[job.new.id] = self._view(job, wide=True), partial(self._view, job)
+                self.seen[job.new.id] = self._view(job, wide=True), partial(self._view, job), job.entries
             tell = None if self._ticking else self._on_insert
         if tell is not None:
             tell(fresh)
@@ -344,11 +351,16 @@ class RecordingStore(MemoryStore):
             self._on_insert([tick.job for tick in ticked if tick.job is not None])
         return ticked
 
-    def look_back(self, id: bytes) -> tuple[StoredJob, StoredJob, bool]:
-        """The job when it was enqueued, when it was last known, and whether it is gone."""
+    def look_back(self, id: bytes) -> tuple[StoredJob, StoredJob, bool, list[Entry]]:
+        """The job when it was enqueued, when it was last known, whether it is gone, and what was kept of it."""
         with self._changed:
-            first, look = self.seen[id]
-            return first, look(), id not in self._jobs
+            first, look, entries = self.seen[id]
+            kept = [Entry(*name, data) for name, data in sorted(entries.items())]
+            return first, look(), id not in self._jobs, kept
+
+    def take_token(self, pace: Pace, patience: int) -> int | None:
+        """No test sleeps until a token counts."""
+        return None if super().take_token(pace, patience) is None else 0
 
     def wait_while_running(self, ids: list[bytes]) -> None:
         with self._changed:

@@ -45,7 +45,7 @@ class RecordedJob:
 
     @cached_property
     def arguments(self) -> Arguments:
-        """As the task gets them: verified, decoded, upgraded. PayloadError where that is not possible."""
+        """As the task gets them: verified, decoded, upgraded, merged. PayloadError where that is not possible."""
         return self._decode()
 
     @property
