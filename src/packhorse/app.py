@@ -272,11 +272,12 @@ class Packhorse:
             handles: list[JobHandle[R]] = [JobHandle(self, id) for id in self.store.insert(jobs)]
         except StoreError as error:
             raise EnqueueError(f"Nothing was enqueued: {error}", left_out=calls) from error
-        if self.events.wants(EventKind.ENQUEUED):
-            self._tell_enqueued(jobs)
+        self.tell_enqueued(jobs)
         return handles
 
-    def _tell_enqueued(self, jobs: list[NewJob]) -> None:
+    def tell_enqueued(self, jobs: list[NewJob]) -> None:
+        if not self.events.wants(EventKind.ENQUEUED):
+            return
         now = to_datetime(self.clock.now())
         for job in jobs:
             event = Event(

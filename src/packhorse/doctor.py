@@ -27,6 +27,7 @@ OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 SAMPLE = 100
 TASKS_SAMPLE = 1_000
 RUNNING_SAMPLE = 1_000
+SCHEDULES_SAMPLE = 1_000
 NAMED = 5  # queues or tasks in one sentence
 OVERDUE = timedelta(seconds=15)
 SLOW_WRITE = 1.0
@@ -62,6 +63,7 @@ def _looks(app: Packhorse, named: bool) -> Iterator[Finding]:
     yield from _orphans(seen)
     yield from _deaf(seen)
     yield from _overdue(seen)
+    yield from _schedules(seen)
     yield from _pauses(seen)
     yield _failures(seen)
     if app.known_tasks:
@@ -108,7 +110,13 @@ class _Seen:
         return sum(queue.of(state) for queue in self.queues for state in UNFINISHED)
 
     def has_dispatcher(self) -> bool:
-        return any(process.role == "dispatcher" for process in self.live)
+        return self._has("dispatcher")
+
+    def has_scheduler(self) -> bool:
+        return self._has("scheduler")
+
+    def _has(self, role: str) -> bool:
+        return any(process.role == role for process in self.live)
 
 
 def _writing(app: Packhorse) -> Finding:
@@ -218,6 +226,29 @@ def _overdue(seen: _Seen) -> Iterator[Finding]:
     elif scheduled and not seen.has_dispatcher():
         text = "Jobs are scheduled, but no dispatcher lives that would make them ready."
         yield Finding(WARNING, "dispatcher", text, "Start a worker with its dispatcher.")
+
+
+def _schedules(seen: _Seen) -> Iterator[Finding]:
+    """Nobody but a scheduler enqueues their jobs."""
+    views = list(islice(seen.app.schedules.all(), SCHEDULES_SAMPLE))
+    broken = [view for view in views if view.error]
+    for view in broken[:NAMED]:
+        text = f"Schedule {view.key} gets no job: {view.error}"
+        remedy = "Mend its code." if view.declared else "Deploy the code that it needs, or edit or remove it."
+        yield Finding(PROBLEM, "schedules", text, remedy)
+    if len(broken) > NAMED:
+        yield Finding(PROBLEM, "schedules", f"So it is with {len(broken) - NAMED:,} more schedules.")
+    coming = [view for view in views if view.next_at is not None and not view.error]
+    late = [view for view in coming if view.next_at is not None and view.next_at < seen.now - OVERDUE]
+    if late:
+        text = f"{len(late):,} of {_schedules_are(len(coming))} overdue, first of all {late[0].key}."
+        remedy = "Read the scheduler's log." if seen.has_scheduler() else "Start a worker with its scheduler."
+        yield Finding(PROBLEM, "schedules", text, remedy)
+    elif coming and not seen.has_scheduler():
+        text = "There are schedules, but no scheduler lives that would enqueue their jobs."
+        yield Finding(WARNING, "schedules", text, "Start a worker with its scheduler.")
+    elif coming:
+        yield Finding(OK, "schedules", f"{_schedules_are(len(coming))} in time.")
 
 
 def _pauses(seen: _Seen) -> Iterator[Finding]:
@@ -332,6 +363,10 @@ def _ring(ids: list[bytes], signers: Counter[bytes]) -> Iterator[Finding]:
 
 def _jobs(number: int, kind: str) -> str:
     return f"{number:,} {kind} job{'' if number == 1 else 's'}"
+
+
+def _schedules_are(number: int) -> str:
+    return f"{number:,} schedule{' is' if number == 1 else 's are'}"
 
 
 def _job_is(number: int) -> str:

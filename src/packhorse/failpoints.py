@@ -32,6 +32,7 @@ POINTS: dict[str, str] = {
     "adopt.after_commit": "orphans are taken over, no verdict is written yet",
     "prune.before_commit": "old jobs are deleted, not yet committed",
     "prune.after_commit": "old jobs are deleted and committed",
+    "tick.before_write": "a schedule is seen to be due, and is about to be ticked",
     "tick.before_commit": "the job of a moment is written, not yet committed",
     "tick.after_commit": "the job of a moment is committed, and the schedule has moved on",
     "schedule.before_commit": "a schedule is written, not yet committed",

@@ -170,8 +170,11 @@ class Inspection:
 
     def shown_arguments(self, job: StoredJob) -> dict[str, Any]:
         """By name, with what is secret masked; and where the names are not known, all that has none."""
-        opened = self._app.opening.open_job(from_text(job.id), job.task, job.payload)
-        arguments, task = self._arguments(opened), self._app.known_tasks.get(job.task)
+        return self.shown(job.task, self._app.opening.open_job(from_text(job.id), job.task, job.payload))
+
+    def shown(self, name: str, opened: OpenedJob) -> dict[str, Any]:
+        """The same of what was opened already."""
+        arguments, task = self._arguments(opened), self._app.known_tasks.get(name)
         if task is not None and task.stored.version == opened.version:
             named = task.named(arguments.args, arguments.kwargs)
         else:

@@ -10,10 +10,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from packhorse.clock import to_datetime
-from packhorse.codec import Encoded
 from packhorse.context import MOMENT
 from packhorse.control import TEXT_CAP, me
-from packhorse.errors import ConfigError, ScheduleNotFound
+from packhorse.errors import ConfigError, PackhorseError, ScheduleNotFound
 from packhorse.handle import JobHandle
 from packhorse.hops import hopping, hopping_each
 from packhorse.ids import to_text
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="BaseTask[..., Any]")
 
 KEY_CAP = 100
+TRIES = 20
 
 
 class Bounds(TypedDict, total=False):
@@ -57,15 +57,26 @@ class ScheduleView:
     rule: str
     words: str
     zone: str
-    declared: bool
-    """By code; else it was made at run time."""
+    source: str
+    """The application whose code declares it; empty where it was made at run time."""
     paused: bool
     repeats: int | None
+    start: datetime | None
+    end: datetime | None
+    jitter: timedelta
+    misfire: str
+    grace: timedelta | None
+    overlap: str
     next_at: datetime | None
     last_job: str | None
     queue_name: str | None
     priority: int | None
     error: str
+
+    @property
+    def declared(self) -> bool:
+        """By code, and so not to be edited or removed by hand."""
+        return bool(self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +125,25 @@ class Schedules:
         return declared
 
     def save(self) -> list[str]:
-        """Let the store have what the code declares, and no more; keys that others have and were left alone."""
-        rows = [self._row(it.key, it.task.call(*it.args, **it.kwargs), it) for it in self._declared.values()]
-        return self._app.store.save_schedules(self._app.name, rows)
+        """Let the store have what the code declares, and no more; keys that others have and were left alone.
+
+        One whose arguments cannot be stored gets no moments, and says why.
+        """
+        if self._declared:
+            _ = self._app.seals  # unusable keys are no fault of a schedule
+        return self._app.store.save_schedules(self._app.name, list(map(self._declared_row, self._declared.values())))
+
+    @property
+    def declared(self) -> list[Declared]:
+        return list(self._declared.values())
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with declared schedules, in sentences; asks no store."""
+        for it in self._declared.values():
+            try:
+                self._call(it)
+            except Exception as error:
+                yield f"Schedule {it.key} of task {it.task.name} cannot be used: {_said(error)}"
 
     # At run time.
 
@@ -154,46 +181,56 @@ class Schedules:
         **bounds: Unpack[Bounds],
     ) -> ScheduleView:
         """Change what is given. What was due before is not made up for under the new rule."""
-        row = self._own(key)
         _check_options(queue_name, priority)
-        known = _bounds(row)
-        schedule = self._make(parse_rule(row.rule) if rule is None else rule, {**known, **bounds})
-        payload, task = row.payload, row.task
-        if call is not None:
-            task, payload = call.task.name, self._sealed(key, call)
-        now = self._app.clock.now()
-        changed = replace(
-            _with_schedule(row, schedule),
-            task=task,
-            payload=payload,
-            queue=row.queue if queue_name is None else queue_name,
-            priority=row.priority if priority is None else priority,
-            handled=now,
-            next_at=schedule.next_after(now),
-            error="",
-        )
-        self._write(changed, reason, actor)
+        sealed = None if call is None else (call.task.name, self._sealed(key, call))
+
+        def edited(row: StoredSchedule) -> StoredSchedule:
+            _check_own(row)
+            schedule = self._make(parse_rule(row.rule) if rule is None else rule, {**_bounds(row), **bounds})
+            task, payload = sealed or (row.task, row.payload)
+            now = self._app.clock.now()
+            return replace(
+                _with_schedule(row, schedule),
+                task=task,
+                payload=payload,
+                queue=row.queue if queue_name is None else queue_name,
+                priority=row.priority if priority is None else priority,
+                handled=now,
+                next_at=schedule.next_after(now),
+                error="",
+            )
+
+        self._change(key, edited, reason, actor)
         return self.get(key)
 
     def pause(self, key: str, *, reason: str = "", actor: str | None = None) -> None:
         """Its moments pass without a job until it is resumed."""
-        self._write(replace(self._row_of(key), paused=True), reason, actor)
+        self._change(key, lambda row: replace(row, paused=True), reason, actor)
 
     def resume(self, key: str, *, reason: str = "", actor: str | None = None) -> None:
         """What passed meanwhile is not made up for."""
-        row = self._row_of(key)
-        now = self._app.clock.now()
-        self._write(replace(row, paused=False, handled=now, next_at=schedule_of(row).next_after(now)), reason, actor)
+
+        def resumed(row: StoredSchedule) -> StoredSchedule:
+            now = self._app.clock.now()
+            return replace(row, paused=False, handled=now, next_at=schedule_of(row).next_after(now))
+
+        self._change(key, resumed, reason, actor)
 
     def remove(self, key: str, *, reason: str = "", actor: str | None = None) -> None:
-        self._own(key)
+        self.check_own(key)
         self._app.store.remove_schedule(key, _text(actor or me()), _text(reason))
+
+    def check_own(self, key: str) -> None:
+        """ConfigError where the code declares it."""
+        _check_own(self._row_of(key))
 
     def run_now(self, key: str) -> JobHandle[Any]:
         """One job of it now, besides its moments."""
         row = self._row_of(key)
         job = self.job_of(row, self._app.clock.now())._replace(run_at=None)
-        return JobHandle(self._app, self._app.store.insert([job])[0])
+        [id] = self._app.store.insert([job])
+        self._app.tell_enqueued([job])
+        return JobHandle(self._app, id)
 
     # Looking.
 
@@ -212,6 +249,11 @@ class Schedules:
         """The next moments, whether it is paused or not."""
         return [to_datetime(moment) for moment in schedule_of(self._row_of(key)).upcoming(self._app.clock.now(), count)]
 
+    def shown_arguments(self, key: str) -> dict[str, Any]:
+        """By name, with what is secret masked; PayloadError where they cannot be trusted."""
+        row = self._row_of(key)
+        return self._app.inspection.shown(row.task, self._app.opening.open_template(key, row.task, row.payload))
+
     def ticks(self, key: str, limit: int = 100) -> list[Tick]:
         """The newest moments that were dealt with, in microseconds, and their jobs."""
         return self._app.store.ticks(key, limit)
@@ -221,10 +263,12 @@ class Schedules:
     apause = hopping(pause)
     aresume = hopping(resume)
     aremove = hopping(remove)
+    acheck_own = hopping(check_own)
     arun_now = hopping(run_now)
     aget = hopping(get)
     aupcoming = hopping(upcoming)
     aticks = hopping(ticks)
+    ashown_arguments = hopping(shown_arguments)
     asave = hopping(save)
 
     def aall(self, *, after: str = "") -> AsyncIterator[ScheduleView]:
@@ -259,6 +303,19 @@ class Schedules:
 
     # Rows.
 
+    def _call(self, it: Declared) -> Call[Any]:
+        _check_codec(it.task)
+        return it.task.call(*it.args, **it.kwargs)
+
+    def _declared_row(self, it: Declared) -> StoredSchedule:
+        try:
+            return self._row(it.key, self._call(it), it)
+        except Exception as error:
+            text = storable(_said(error), TEXT_CAP)
+        bare = StoredSchedule(key=it.key, task=it.task.name, rule="", payload=b"", queue=it.queue_name, error=text)
+        row = replace(_with_schedule(bare, it.schedule), priority=it.priority)
+        return replace(row, fingerprint=self._fingerprint(row, text.encode()))
+
     def _make(self, rule: Rule | str, bounds: Mapping[str, Any]) -> Schedule:
         return make_schedule(rule, **{"zone": self._app.settings.time_zone, **bounds})
 
@@ -275,21 +332,18 @@ class Schedules:
             next_at=due.moments[0] if due.moments else due.next,
         )
         row = _with_schedule(row, it.schedule)
-        return replace(row, fingerprint=self._fingerprint(row, call.encoded))
+        return replace(row, fingerprint=self._fingerprint(row, call.encoded.body))
 
-    def _fingerprint(self, row: StoredSchedule, encoded: Encoded) -> str:
+    def _fingerprint(self, row: StoredSchedule, body: bytes) -> str:
         """Tells whether the code says the same as before. Of encrypted arguments not even a hash gets out."""
         when = (row.rule, row.zone, row.start, row.end, row.repeats, row.jitter, row.misfire, row.grace, row.overlap)
         what = (row.task, row.queue, row.priority)
-        body = b"" if self._app.seals.encrypted else encoded.body
-        return hashlib.sha256(repr((when, what)).encode() + b"\0" + body).hexdigest()
+        shown = b"" if self._app.seals.encrypted else body
+        return hashlib.sha256(repr((when, what)).encode() + b"\0" + shown).hexdigest()
 
     def _sealed(self, key: str, call: Call[Any]) -> bytes:
-        stored = call.task.stored
-        encoded, foreign = call.encoded, stored.codec is not None
-        if foreign:
-            raise ConfigError(f"Task {call.task.name!r} has a codec of its own, which schedules do not keep yet.")
-        return self._app.seals.template(key, call.task.name, encoded, version=stored.version)
+        _check_codec(call.task)
+        return self._app.seals.template(key, call.task.name, call.encoded, version=call.task.stored.version)
 
     def _row_of(self, key: str) -> StoredSchedule:
         row = self._app.store.schedule(key)
@@ -297,17 +351,14 @@ class Schedules:
             raise ScheduleNotFound(key)
         return row
 
-    def _own(self, key: str) -> StoredSchedule:
-        row = self._row_of(key)
-        if row.source:
-            raise ConfigError(
-                f"Schedule {key!r} is declared in the code of {row.source!r}: change it there, or pause it."
-            )
-        return row
-
-    def _write(self, row: StoredSchedule, reason: str, actor: str | None) -> None:
-        if not self._put(row, reason, actor):
-            raise ConfigError(f"Somebody else changed schedule {row.key!r} meanwhile. Look at it and try again.")
+    def _change(
+        self, key: str, change: Callable[[StoredSchedule], StoredSchedule], reason: str, actor: str | None
+    ) -> None:
+        """Once more where somebody ticked or changed it meanwhile: what they did must not be taken back."""
+        for _ in range(TRIES):
+            if self._put(change(self._row_of(key)), reason, actor):
+                return
+        raise ConfigError(f"Others change schedule {key!r} all the time. Look at it and try again.")
 
     def _put(self, row: StoredSchedule, reason: str, actor: str | None) -> bool:
         return self._app.store.put_schedule(row, _text(actor or me()), _text(reason))
@@ -316,18 +367,24 @@ class Schedules:
         error = row.error
         try:
             words = schedule_of(row).describe()
-        except ConfigError as broken:  # somebody else wrote it
-            words, error = row.rule, error or str(broken)
+        except (ConfigError, OverflowError, ValueError) as broken:  # somebody else wrote it
+            words, error = row.rule, error or _said(broken)
         return ScheduleView(
             key=row.key,
             task=row.task,
             rule=row.rule,
             words=words,
             zone=row.zone,
-            declared=bool(row.source),
+            source=row.source,
             paused=row.paused,
             repeats=row.repeats,
-            next_at=None if row.next_at is None or row.paused else to_datetime(row.next_at),
+            start=_time(row.start),
+            end=_time(row.end),
+            jitter=_span(row.jitter) or timedelta(),
+            misfire=row.misfire,
+            grace=_span(row.grace),
+            overlap=row.overlap,
+            next_at=None if row.paused else _time(row.next_at),
             last_job=None if row.last_job is None else to_text(row.last_job),
             queue_name=row.queue,
             priority=row.priority,
@@ -372,6 +429,38 @@ def _with_schedule(row: StoredSchedule, schedule: Schedule) -> StoredSchedule:
         grace=schedule.grace,
         overlap=schedule.overlap.value,
     )
+
+
+def _time(moment: int | None) -> datetime | None:
+    """None also where somebody else wrote what lies beyond all calendars."""
+    try:
+        return None if moment is None else to_datetime(moment)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def _span(length: int | None) -> timedelta | None:
+    try:
+        return None if length is None else timedelta(microseconds=length)
+    except OverflowError:
+        return None
+
+
+def _check_own(row: StoredSchedule) -> None:
+    if row.source:
+        raise ConfigError(
+            f"Schedule {row.key!r} is declared in the code of {row.source!r}: change it there, or pause it."
+        )
+
+
+def _check_codec(task: BaseTask[..., Any]) -> None:
+    if task.stored.codec is not None:
+        raise ConfigError(f"Task {task.name!r} has a codec of its own, which schedules do not keep yet.")
+
+
+def _said(error: Exception) -> str:
+    """Of an encoder's own errors no text: it may quote what it was given."""
+    return str(error) if isinstance(error, PackhorseError) else type(error).__name__
 
 
 def _check_key(key: str) -> str:

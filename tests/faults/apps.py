@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from packhorse import Packhorse, failpoints, limit, unique
+from packhorse import Context, Packhorse, failpoints, limit, unique
+from packhorse.clock import to_microseconds
 
 HOLD_AT_MOST = 60.0
 
@@ -54,6 +55,18 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
         ledger.write(key, "start")
         await asyncio.sleep(0)
         ledger.write(key, "finish")
+
+    @app.task(name="mark", takes_context=True)
+    def mark(context: Context, key: str) -> None:
+        """For schedules: which moment of which schedule is performed, by which job."""
+        ledger.write(moment_key(context), "start")
+        ledger.write(moment_key(context), "finish")
+
+    @app.task(name="mark_and_go", takes_context=True, keep_succeeded=0)
+    def mark_and_go(context: Context, key: str) -> None:
+        """The same, but nothing is left of the job."""
+        ledger.write(moment_key(context), "start")
+        ledger.write(moment_key(context), "finish")
 
     @app.task(name="nap")
     def nap(key: str, seconds: float) -> None:
@@ -125,6 +138,11 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
         ledger.write(key, "finish")
 
     return app
+
+
+def moment_key(context: Context) -> str:
+    assert context.moment is not None
+    return f"{context.schedule}@{to_microseconds(context.moment)}@{context.job_id}"
 
 
 def _wait_for(path: Path) -> None:

@@ -343,6 +343,17 @@ class Workers:
         self._hold(pid)
         signal.pidfd_send_signal(self._handles[pid], signal.SIGTERM)
 
+    def freeze_child(self, pid: int) -> None:
+        self._hold(pid)
+        signal.pidfd_send_signal(self._handles[pid], signal.SIGSTOP)
+
+    def thaw_child(self, pid: int) -> None:
+        signal.pidfd_send_signal(self._handles[pid], signal.SIGCONT)
+
+    def is_frozen(self, pid: int) -> bool:
+        self._hold(pid)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+
     def child_ended(self, pid: int) -> bool:
         handle = self._handles.get(pid)
         return handle is None or bool(select.select([handle], [], [], 0)[0])

@@ -13,14 +13,16 @@ from packhorse.clock import SECOND
 from packhorse.control import Control
 from packhorse.inspection import Inspection
 from packhorse.limits import Pace
+from packhorse.scheduling import Schedules
 
 WITHOUT = {
     Control: {"trusted"},  # of orders that were read already
-    Inspection: set[str](),
+    Inspection: {"shown"},  # of what was read already
+    Schedules: {"declare", "problems", "job_of"},  # ask no store
     JobHandle: set[str](),
     Packhorse: {
         *("task", "recurring", "register_type", "use", "subscribe"),  # declared before anything runs
-        *("drafted", "stored_priority", "public", "open_failure", "sealed", "close"),
+        *("drafted", "tell_enqueued", "stored_priority", "public", "open_failure", "sealed", "close"),
     },
 }
 EVERYTHING = Selection()

@@ -11,9 +11,9 @@ import pytest
 
 from packhorse import Context, Embedded, JobState, Packhorse, Selection
 from packhorse.clock import SECOND, ManualClock, to_datetime
-from packhorse.errors import ConfigError, ScheduleNotFound
+from packhorse.errors import ConfigError, ScheduleNotFound, StoreDataError
 from packhorse.moments import every, once
-from packhorse.runtime.scheduler import Scheduler
+from packhorse.runtime.scheduler import PATIENCE, Scheduler
 from packhorse.stores.contract import StoredSchedule
 from tests.waiting import wait_until
 
@@ -37,6 +37,10 @@ def scheduler(app: Packhorse) -> Scheduler:
     role = Scheduler(app)
     role.begin(None)  # type: ignore[arg-type]
     return role
+
+
+def broken(app: Packhorse) -> set[str]:
+    return {view.key for view in app.schedules.all() if view.error}
 
 
 def enqueued(app: Packhorse) -> list[str]:
@@ -238,8 +242,10 @@ def test_one_malformed_schedule_among_ten_is_reported_and_nine_run_on_time(app: 
     role = scheduler(app)
     role.turn()
     assert len(enqueued(app)) == 9
-    views = {view.key: view.error for view in app.schedules.all() if view.error}
-    assert set(views) == set(rows)
+    assert broken(app) == {"bad-rule", "bad-zone", "bad-overlap"}, "another scheduler may know better of the others"
+    clock.advance(PATIENCE / SECOND)
+    role.turn()
+    assert broken(app) == set(rows)
     clock.advance(60)
     role.turn()
     assert len(enqueued(app)) == 18
@@ -379,3 +385,135 @@ async def test_the_async_names_do_the_same(app: Packhorse):
     assert [it.key async for it in app.schedules.aall()] == ["k"]
     assert (await app.schedules.arun_now("k")).id
     await app.schedules.aremove("k")
+
+
+# One that another scheduler may understand, and one that nobody does.
+
+
+def test_a_single_moment_outlives_a_scheduler_that_does_not_know_its_task(make_app: MakeApp, clock: ManualClock):
+    """However long the code with the task takes to come."""
+    app = make_app(clock=clock)
+    old = Packhorse("shop", app.store, clock=clock)
+    app.task(name="work")(lambda: None)
+    app.schedules.add(app.tasks["work"].call(), once(to_datetime(clock.now()) + MINUTE), key="s")
+    clock.advance(60)
+    for _ in range(5):
+        scheduler(old).turn()
+        clock.advance(30)
+    assert app.schedules.get("s").error
+    clock.advance(60)
+    scheduler(app).turn()
+    assert enqueued(app) == ["work"]
+    assert app.schedules.get("s").error == ""
+
+
+def test_moments_come_in_time_though_another_application_sees_them_first(make_app: MakeApp, clock: ManualClock):
+    """Two applications may share a store, and so may old code and new."""
+    app = make_app(clock=clock)
+    app.task(name="work")(lambda: None)
+    app.schedules.add(app.tasks["work"].call(), every(60), key="s")
+    others = scheduler(Packhorse("blog", app.store, clock=clock))
+    ours = scheduler(app)
+    for _ in range(3):
+        clock.advance(60)
+        others.turn()
+        ours.turn()
+    assert len(enqueued(app)) == 3
+
+
+def test_one_that_the_store_does_not_take_holds_up_no_other(
+    app: Packhorse, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+):
+    app.task(name="work")(lambda: None)
+    for key in "abc":
+        app.schedules.add(app.tasks["work"].call(), every(60), key=key)
+    tick = app.store.tick
+
+    def picky(schedule: StoredSchedule, jobs: Any, **rest: Any) -> Any:
+        if schedule.key == "a" and jobs:
+            raise StoreDataError("no such bird")
+        return tick(schedule, jobs, **rest)
+
+    monkeypatch.setattr(app.store, "tick", picky)
+    clock.advance(60)
+    scheduler(app).turn()
+    assert len(enqueued(app)) == 2
+    assert app.schedules.get("a").error == "no such bird"
+
+
+def test_a_declared_one_with_impossible_arguments_is_reported_and_the_others_run(app: Packhorse, clock: ManualClock):
+    app.task(name="work")(lambda what=None: None)
+    for key, args in {"a": (), "b": (object(),), "c": (1,)}.items():
+        app.recurring(every(60), key=key, args=args)(app.tasks["work"])
+    app.schedules.add(app.tasks["work"].call(), every(60), key="d")
+    role = scheduler(app)
+    clock.advance(60)
+    role.turn()
+    assert len(enqueued(app)) == 3
+    view = app.schedules.get("b")
+    assert (view.declared, view.next_at) == (True, None)
+    assert "object" in view.error
+
+
+# What others do between a look and an act.
+
+
+def ticked_meanwhile(app: Packhorse, monkeypatch: pytest.MonkeyPatch, role: Scheduler) -> None:
+    """Whoever looks at a schedule next acts upon it only after a tick."""
+    look = app.store.schedule
+
+    def late(key: str) -> StoredSchedule | None:
+        found = look(key)
+        monkeypatch.setattr(app.store, "schedule", look)
+        role.turn()
+        return found
+
+    monkeypatch.setattr(app.store, "schedule", late)
+
+
+@pytest.mark.parametrize("act", ["edit", "pause", "resume"])
+def test_an_act_takes_back_nothing_that_a_tick_did_meanwhile(
+    app: Packhorse, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, act: str
+):
+    app.task(name="work")(lambda: None)
+    app.schedules.add(app.tasks["work"].call(), every(60), key="s", repeats=1, overlap="skip")
+    role = scheduler(app)
+    clock.advance(60)
+    ticked_meanwhile(app, monkeypatch, role)
+    if act == "edit":
+        app.schedules.edit("s", queue_name="slow")
+    else:
+        getattr(app.schedules, act)("s")
+    view = app.schedules.get("s")
+    assert (view.repeats, view.last_job is None) == (0, False)
+
+
+def test_a_changed_declaration_remembers_the_job_that_still_runs(make_app: MakeApp, clock: ManualClock):
+    """Or a deployment would let two of them overlap."""
+    app = make_app(clock=clock)
+
+    def deploy(**options: Any) -> Scheduler:
+        fresh = Packhorse("shop", app.store, clock=clock)
+        fresh.recurring(every(60), key="s", overlap="skip", **options)(fresh.task(name="work")(lambda: None))
+        return scheduler(fresh)
+
+    for priority in (0, 1):
+        role = deploy(priority=priority)
+        clock.advance(60)
+        role.turn()
+    assert len(enqueued(app)) == 1
+
+
+def test_subscribers_are_told_of_the_jobs(app: Packhorse, clock: ManualClock):
+    told = []
+    app.subscribe("enqueued")(lambda event: told.append(event.job_id))
+    app.task(name="work")(lambda: None)
+    app.schedules.add(app.tasks["work"].call(), every(60), key="s", overlap="skip")
+    role = scheduler(app)
+    for _ in range(2):
+        clock.advance(60)
+        role.turn()
+    app.schedules.run_now("s")
+    app.events.flush()
+    assert told == [job.id for job in app.inspection.jobs(Selection())]
+    assert len(told) == 2

@@ -48,7 +48,15 @@ def test_every_command_explains_itself_with_an_example(packhorse: Run, path: tup
 @pytest.mark.parametrize("path", list(every_command()), ids=" ".join)
 def test_every_command_that_tells_something_does_so_for_scripts_too(packhorse: Run, path: tuple[str, ...]):
     """But for the worker, which logs, and the script for a shell."""
-    is_group = not path or path in {("jobs",), ("dead",), ("queues",), ("tasks",), ("limits",), ("shares",)}
+    is_group = not path or path in {
+        ("jobs",),
+        ("dead",),
+        ("queues",),
+        ("tasks",),
+        ("limits",),
+        ("shares",),
+        ("schedules",),
+    }
     assert ("--json" in packhorse(*path, "--help").output) == (not is_group and path[0] not in {"worker", "completion"})
 
 
@@ -201,7 +209,7 @@ def test_a_worker_stops_when_it_is_asked_to(shop: Path, command: Callable[..., A
     worker = command("worker", "corner_shop:app", "--processes", "1", "--queues", "mail,*", "--log-level", "WARNING")
     try:
         assert app.tasks["corner_shop.mail"].enqueue("bob").result(timeout=30) == "hello bob"
-        wait_until(lambda: len(app.inspection.processes()) == 3, "all three processes to enrol")
+        wait_until(lambda: len(app.inspection.processes()) == 4, "all four processes to enrol")
         status = command("status", "--json")
         processes = json.loads(status.communicate(timeout=30)[0])["processes"]
         assert sorted(process["role"] for process in processes) == ["dispatcher", "scheduler", "supervisor", "worker"]

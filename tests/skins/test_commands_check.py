@@ -55,6 +55,28 @@ def test_a_healthy_application_is_described(shop: Path, packhorse: Run):
     assert "unlimited" in result.output
 
 
+def test_declared_schedules_are_checked(shop: Path, packhorse: Run):
+    """What a scheduler would meet only when it starts."""
+    source = """
+app = Packhorse("shop")
+task = app.task(name="work")(lambda what=None: None)
+app.recurring("@daily", key="good", zone="Asia/Tokyo")(task)
+app.recurring("@daily", key="bad", args=(object(),))(task)
+"""
+    name = module(shop, "schedule_shop", source)
+    [problem] = problems(packhorse, name)
+    assert problem.startswith("Schedule bad of task work cannot be used: Cannot store argument 'what'")
+    found = json.loads(packhorse("check", name, "--json").stdout)["schedules"]
+    assert found[0] == {
+        "key": "good",
+        "task": "work",
+        "rule": "cron: 0 0 * * *",
+        "words": "every day at 00:00 (Asia/Tokyo)",
+    }
+    assert "every day at 00:00 (Asia/Tokyo)" in packhorse("check", name).output
+    assert not list(shop.glob("*.db*"))
+
+
 def test_nothing_is_opened_or_made(shop: Path, packhorse: Run):
     """No store, no key, no lock."""
     before = set(shop.iterdir())

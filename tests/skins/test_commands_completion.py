@@ -72,6 +72,17 @@ def test_limit_keys_are_offered(app: Packhorse):
     assert offered("limits", "set", "\udcff") == []
 
 
+def test_schedules_and_time_zones_are_offered(app: Packhorse):
+    """Those that begin so."""
+    for number in range(120):
+        app.schedules.add(app.tasks["busy_shop.double"].call(1), "@daily", key=f"room.{number:03}")
+    app.schedules.add(app.tasks["busy_shop.double"].call(1), "@daily", key="nightly")
+    assert offered("schedules", "pause", "n") == ["nightly"]
+    assert offered("schedules", "show", "--app", "busy_shop", "room.11") == [f"room.11{n}" for n in range(10)]
+    assert offered("schedules", "edit", "nightly", "--zone", "Europe/Berl") == ["Europe/Berlin"]
+    assert offered("schedules", "add", "k", "--app", "busy_shop", "busy_shop.d") == ["busy_shop.double"]
+
+
 def test_shares_are_offered(app: Packhorse):
     """To take back only the weights that were set."""
     app.control.set_weight("ann", 2)

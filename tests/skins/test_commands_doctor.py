@@ -320,3 +320,53 @@ def test_without_an_application_its_part_is_left_out(app: Packhorse, packhorse: 
     assert subjects("--app-name", "busy") >= {"keys"}
     assert subjects("busy_shop") >= {"keys", "tasks"}
     assert "Name the application" in packhorse("doctor").stderr
+
+
+# Schedules.
+
+
+def scheduled(app: Packhorse, *keys: str) -> None:
+    for key in keys:
+        app.schedules.add(app.tasks["busy_shop.double"].call(1), "every 60s", key=key)
+
+
+def test_schedules_need_a_live_scheduler(app: Packhorse):
+    """A warning as long as none is overdue; paused ones need nobody."""
+    assert about(app, "schedules") == []
+    scheduled(app, "a", "b")
+    [found] = about(app, "schedules")
+    assert (found.level, found.text) == (
+        Level.WARNING,
+        "There are schedules, but no scheduler lives that would enqueue their jobs.",
+    )
+    enrolled(app, "scheduler", queues="")
+    assert [(it.level, it.text) for it in about(app, "schedules")] == [(Level.OK, "2 schedules are in time.")]
+    for key in "ab":
+        app.schedules.pause(key)
+    assert about(app, "schedules") == []
+
+
+def test_overdue_schedules_are_a_problem(app: Packhorse):
+    """Whoever should have ticked them."""
+    scheduled(app, "a", "b", "c")
+    app.schedules.pause("c")
+    row = app.store.schedule("b")
+    assert row is not None
+    app.store.tick(row, [], handled=None, next_at=app.clock.now() - 16 * SECOND, repeats=None)
+    [found] = about(app, "schedules", level=Level.PROBLEM)
+    assert found.text == "1 of 2 schedules are overdue, first of all b."
+    assert "Start a worker" in found.remedy
+    enrolled(app, "scheduler", queues="")
+    [found] = about(app, "schedules", level=Level.PROBLEM)
+    assert "log" in found.remedy
+
+
+def test_schedules_with_an_error_are_a_problem(app: Packhorse):
+    """A few of them by name."""
+    scheduled(app, *(f"s{number}" for number in range(7)))
+    enrolled(app, "scheduler", queues="")
+    for row in app.store.schedules():
+        app.store.tick(row, [], handled=None, next_at=row.next_at, repeats=None, error="no such bird")
+    found = about(app, "schedules", level=Level.PROBLEM)
+    assert found[0].text == "Schedule s0 gets no job: no such bird"
+    assert [len(found), found[-1].text] == [6, "So it is with 2 more schedules."]

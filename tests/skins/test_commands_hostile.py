@@ -14,7 +14,7 @@ from packhorse.job import JobState
 from packhorse.limits import Pace
 from packhorse.outcome import Outcome
 from packhorse.queues import EVERYTHING
-from packhorse.stores.contract import Paused, ProcessInfo
+from packhorse.stores.contract import Paused, ProcessInfo, StoredSchedule
 from tests.skins.shops import FORBIDDEN, HOSTILE, Run, at_a_terminal, busy_shop, performed, planted
 
 
@@ -33,6 +33,8 @@ def app(shop: Path) -> Iterator[Packhorse]:
     app.store.pause(HOSTILE, None, HOSTILE, HOSTILE)
     app.store.pause(HOSTILE, None, HOSTILE, HOSTILE, kind=Paused.TASK)
     app.store.set_limit(HOSTILE, 1, HOSTILE, HOSTILE)
+    row = StoredSchedule(key=HOSTILE, task=HOSTILE, rule=HOSTILE, payload=b"", zone=HOSTILE, error=HOSTILE, next_at=5)
+    app.store.put_schedule(row, HOSTILE, HOSTILE)
     app.store.take_token(Pace(HOSTILE, 1, SECOND), 0)
     app.store.set_weight(HOSTILE, 2, HOSTILE, HOSTILE)
     app.control.cancel([planted(app)], reason=HOSTILE, actor=HOSTILE)
@@ -56,6 +58,8 @@ LOOKS = [
     ["tasks", "list"],
     ["tasks", "list", "busy_shop"],
     ["limits", "list"],
+    ["schedules", "list"],
+    ["schedules", "list", "busy_shop"],
     ["limits", "rates"],
     ["shares", "list"],
     ["jobs", "list"],

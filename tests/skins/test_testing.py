@@ -903,6 +903,70 @@ def test_expired_jobs_are_never_performed(shop: Shop):
             stale.result(0)
 
 
+def test_schedules_come_while_time_passes_where_the_test_wants_them(shop: Shop):
+    """Each at its own moment, with the arguments it was declared with; without the word no scheduler is there."""
+    shop.app.recurring("0 3 * * *", key="nightly", args=(7,), zone="Europe/Berlin")(shop.resize)
+    shop.app.recurring("0 * * * *", key="hourly", args=("ann",))(shop.mail)
+    with recorded(shop.app, at=MIDNIGHT + timedelta(minutes=30)) as jobs:
+        jobs.travel(timedelta(days=1))
+        assert jobs.enqueued == []
+        jobs.travel(timedelta(days=1), schedules=True)
+        [night] = jobs.where(tags=("schedule:nightly",)).assert_enqueued(shop.resize, 7)
+        assert night.run_at == MIDNIGHT + timedelta(days=1, hours=2)
+        assert jobs.count(shop.mail, "ann") == 24
+        assert len(jobs.drain()) == 25
+        jobs.travel_to(MIDNIGHT + timedelta(days=3), schedules=True)
+        assert jobs.count(shop.resize) == 2
+    assert not list(shop.app.schedules.all()), "the application's own store is not touched"
+
+
+def test_schedules_made_by_the_code_under_test_come_too(shop: Shop):
+    """Under their own rules: one that skips waits for its job to be performed."""
+    seen = []
+
+    @shop.app.task(name="poll", takes_context=True)
+    def poll(context: Context) -> None:
+        seen.append((context.schedule, context.moment))
+
+    with recorded(shop.app, at=MIDNIGHT) as jobs:
+        shop.app.schedules.add(poll.call(), "every 60s", key="poll", overlap="skip")
+        for _ in range(2):
+            jobs.travel(150, schedules=True)
+            assert len(jobs.drain()) == 1
+        assert seen == [("poll", MIDNIGHT + timedelta(seconds=each)) for each in (0, 180)]
+
+
+@pytest.mark.parametrize("looping", [False, True])
+def test_schedules_inside_inline_are_performed_on_the_way(shop: Shop, looping: bool):
+    """At the moment they are for; a task may ask the store, also from another thread."""
+    seen = []
+
+    @shop.app.recurring("every 60s", key="poll", overlap="skip")
+    @shop.app.task(name="poll")
+    async def poll() -> None:
+        at = await asyncio.to_thread(lambda: shop.app.inspection.queues() and jobs.now)
+        seen.append(at)
+
+    with inline(shop.app, at=MIDNIGHT + timedelta(seconds=1)) as jobs:
+        if looping:
+
+            async def travel() -> None:
+                jobs.travel(180, schedules=True)
+
+            asyncio.run(travel())
+        else:
+            jobs.travel(180, schedules=True)
+    assert seen == [MIDNIGHT + timedelta(minutes=each) for each in (1, 2, 3)]
+
+
+def test_a_journey_with_too_many_moments_ends(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    """Instead of never."""
+    monkeypatch.setattr("packhorse.testing.in_place.STOPS_CAP", 10)
+    shop.app.recurring("every 1s", key="often", args=(1,))(shop.resize)
+    with recorded(shop.app) as jobs, pytest.raises(ConfigError, match="Schedules came 10 times"):
+        jobs.travel(HOUR, schedules=True)
+
+
 def test_time_prunes(shop: Shop):
     """The records remember."""
     with recorded(shop.app) as jobs:

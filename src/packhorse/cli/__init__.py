@@ -16,6 +16,7 @@ from packhorse.cli.health import doctor
 from packhorse.cli.jobs import jobs
 from packhorse.cli.limits import limits
 from packhorse.cli.queues import queues
+from packhorse.cli.schedules import schedules
 from packhorse.cli.shares import shares
 from packhorse.cli.store import failpoints, migrate, status
 from packhorse.cli.tasks import tasks
@@ -48,6 +49,7 @@ def main() -> None:
       packhorse enqueue shop.tasks:app shop.tasks.mail ann@example.com --wait
       packhorse status shop.tasks:app --watch
       packhorse dead list shop.tasks:app --newer-than 1d
+      packhorse schedules list shop.tasks:app
       packhorse doctor shop.tasks:app
     """
 
@@ -59,6 +61,7 @@ for command in (
     queues,
     tasks,
     limits,
+    schedules,
     shares,
     dead,
     enqueue,

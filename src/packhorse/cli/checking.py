@@ -22,6 +22,7 @@ from packhorse.config import DEFAULT, PREFIX, Settings
 from packhorse.errors import ConfigError, PackhorseError
 from packhorse.masking import masked_url
 from packhorse.reporters import named_reporters
+from packhorse.scheduling import Declared
 from packhorse.stores import Store, open_store
 from packhorse.task import BaseTask
 
@@ -45,7 +46,7 @@ class Report:
 @on_application(positional=True)
 @json_option
 def check(target: Target, as_json: bool) -> None:
-    """Check settings, keys, tasks, the store's URL and what must be installed; start nothing.
+    """Check settings, keys, tasks, declared schedules, the store's URL and what must be installed; start nothing.
 
     Opens no store and makes no file, so it can run while an image is built. Ends with status 1 and all that is wrong.
 
@@ -63,6 +64,7 @@ def check(target: Target, as_json: bool) -> None:
                 "settings": [dict(zip(("name", "value", "source"), row, strict=True)) for row in _described(report)],
                 "store": _store_url(report),
                 "tasks": [_task(task) for task in tasks],
+                "schedules": [_schedule(it) for it in _declared(report)],
                 "problems": report.problems,
                 "warnings": report.warnings,
             }
@@ -174,6 +176,8 @@ def _check_app(app: Packhorse, report: Report) -> None:
             bool(task.shapes)
         except Exception as error:
             report.problem(f"Task {task.name} has annotations that cannot be used: {_said(error)}")
+    for text in app.schedules.problems():
+        report.problem(text)
     for name in app.settings.error_reporters:
         if name == "sentry" and find_spec("sentry_sdk") is None:
             report.problem("The error reporter 'sentry' needs the package sentry-sdk: pip install sentry-sdk.")
@@ -216,6 +220,14 @@ def _task(task: BaseTask[..., Any]) -> dict[str, Any]:
     }
 
 
+def _declared(report: Report) -> list[Declared]:
+    return report.app.schedules.declared if report.app is not None else []
+
+
+def _schedule(it: Declared) -> dict[str, Any]:
+    return {"key": it.key, "task": it.task.name, "rule": str(it.schedule.rule), "words": it.schedule.describe()}
+
+
 def _show(report: Report, tasks: list[BaseTask[..., Any]]) -> None:
     if settings := _described(report):
         show(_settings_table(settings))
@@ -223,6 +235,8 @@ def _show(report: Report, tasks: list[BaseTask[..., Any]]) -> None:
         show(cell(f"Store: {url}", cap=1_000), Text())
     if tasks:
         show(_tasks_table(tasks))
+    if declared := _declared(report):
+        show(_schedules_table(declared))
     for text in report.warnings:
         show(Text("warning  ", "yellow").append_text(cell(text, "none", cap=2_000)))
     for text in report.problems:
@@ -235,6 +249,13 @@ def _settings_table(rows: list[tuple[str, str, str]]) -> Table:
     for name, value, source in rows:
         style = "dim" if source == DEFAULT else ""
         made.add_row(cell(name, style), cell(value, style), cell(source, style))
+    return made
+
+
+def _schedules_table(schedules: list[Declared]) -> Table:
+    made = table("Schedules", "key", "task", "when")
+    for it in schedules:
+        made.add_row(cell(it.key), cell(it.task.name), cell(it.schedule.describe(), cap=1_000))
     return made
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from itertools import islice
 from pathlib import Path
+from zoneinfo import available_timezones
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -27,7 +28,7 @@ OFFERED_KEYS = 100
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)), required=False)
 def completion(shell: str | None) -> None:
-    """Print the script that lets your shell complete commands, options, queues, tasks, limits and shares.
+    """Print the script that completes commands, options, queues, tasks, limits, shares and schedules in your shell.
 
     Without SHELL it is the one of $SHELL.
 
@@ -84,6 +85,14 @@ def stored_limits(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return _offered(ctx, incomplete, found)
 
 
+def stored_schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def found(app: Packhorse) -> Iterator[str]:
+        if app.inspection.exists():
+            yield from (view.key for view in islice(app.schedules.all(after=just_before(incomplete)), OFFERED_KEYS))
+
+    return _offered(ctx, incomplete, found)
+
+
 def known_shares(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Shares of the application's tasks, and those that have a weight."""
 
@@ -92,6 +101,10 @@ def known_shares(ctx: click.Context, param: click.Parameter, incomplete: str) ->
         yield from _weighted(app)
 
     return _offered(ctx, incomplete, found)
+
+
+def time_zones(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(available_timezones()) if name.startswith(incomplete)]
 
 
 def weighted_shares(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from packhorse.app import Packhorse
+from packhorse.cli.arguments import arguments_argument, kwargs_option, made_call, parse_arguments
 from packhorse.cli.common import chosen_task, duration, json_option, loaded, parse_duration, time
 from packhorse.cli.completing import known_tasks, stored_queues
 from packhorse.cli.showing import json_text, note, print_json
 from packhorse.errors import PackhorseError
 from packhorse.handle import JobHandle
-from packhorse.task import BaseTask, Using
+from packhorse.task import Using
 
 FOREVER = "for ever"
-_KEYWORD = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
 
 
 @click.command()
 @click.argument("app")
 @click.argument("task", shell_complete=known_tasks)
-@click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1)
-@click.option("--kwargs", metavar="JSON", help="Arguments by name, as one JSON object.")
+@arguments_argument
+@kwargs_option
 @click.option("--queue", metavar="NAME", shell_complete=stored_queues, help="Another queue than the task's.")
 @click.option("--priority", type=click.IntRange(-100, 100), metavar="N", help="Another priority than the task's.")
 @click.option("--in", "delay", type=duration, metavar="5m", help="Not before this time has passed.")
@@ -63,11 +60,11 @@ def enqueue(
       packhorse enqueue shop.tasks:app shop.tasks.double --wait 30 -- -21
     """
     patience = _patience(wait)
-    args, named = _parsed(arguments, kwargs)
+    args, named = parse_arguments(arguments, kwargs)
     application = loaded(app)
     click.get_current_context().call_on_close(application.close)
     chosen = chosen_task(application, task).using(**_changes(queue, priority, delay, at))
-    job = _enqueued(chosen, args, named)
+    job = application.enqueue(made_call(chosen, args, named))
     if wait is None:
         print_json({"id": job.id}) if as_json else click.echo(job.id)
         return
@@ -82,43 +79,6 @@ def _patience(wait: str | None) -> float | None:
     return found.total_seconds()
 
 
-def _parsed(arguments: Iterable[str], kwargs: str | None) -> tuple[list[Any], dict[str, Any]]:
-    args: list[Any] = []
-    named = _object(kwargs) if kwargs is not None else {}
-    for text in arguments:
-        keyword = _KEYWORD.fullmatch(text)
-        if keyword is None:
-            args.append(_value(text))
-        elif keyword[1] in named:
-            raise click.UsageError(f"{keyword[1]!r} is given twice.")
-        else:
-            named[keyword[1]] = _value(keyword[2])
-    return args, named
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_not_json)
-    except ValueError:
-        return text
-    except RecursionError:
-        raise click.UsageError("An argument is nested too deep.") from None
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text, parse_constant=_not_json)
-    except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"--kwargs is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise click.UsageError("--kwargs must be a JSON object, like '{\"year\": 2026}'.")
-    return found
-
-
-def _not_json(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")  # Python's parser takes NaN and Infinity
-
-
 def _changes(queue: str | None, priority: int | None, delay: timedelta | None, at: datetime | None) -> Using:
     if delay is not None and at is not None:
         raise click.UsageError("Give --in or --at, not both.")
@@ -130,16 +90,6 @@ def _changes(queue: str | None, priority: int | None, delay: timedelta | None, a
     if delay is not None or at is not None:
         changes["run_after"] = at if delay is None else delay
     return changes
-
-
-def _enqueued(task: BaseTask[..., Any], args: list[Any], kwargs: dict[str, Any]) -> JobHandle[Any]:
-    try:
-        task.check_call(args, kwargs)
-        if task.shapes and task.stored.codec is None:  # the function wants a dataclass, and JSON gave a dictionary
-            args, kwargs = task.shapes.load_arguments(args, kwargs)
-        return task.enqueue(*args, **kwargs)
-    except TypeError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _print_result(app: Packhorse, job: JobHandle[Any], patience: float | None, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from packhorse.app import Packhorse
 from packhorse.clock import SECOND, to_datetime
-from packhorse.errors import ConfigError, PayloadError, StoreError
+from packhorse.errors import PayloadError, StoreDataError, StoreError
 from packhorse.job import storable
 from packhorse.runtime.process import Process, place_of
 from packhorse.scheduling import schedule_of
@@ -17,6 +17,7 @@ log = logging.getLogger("packhorse.scheduler")
 
 LOOK_EVERY = 0.5  # schedules may be added or edited at any time
 AGAIN_AFTER = 60 * SECOND  # one that could not be turned into jobs
+PATIENCE = 15 * SECOND  # so long one is left to schedulers that may know its task
 ERROR_CAP = 500
 
 
@@ -31,6 +32,8 @@ class Scheduler:
     def begin(self, process: Process) -> None:
         for key in self._app.schedules.save():
             log.error("schedule %s of this application was left alone: another one has that key", key)
+        for text in self._app.schedules.problems():
+            log.error("%s", text)
 
     def turn(self) -> float:
         batch = self._app.settings.batch_size
@@ -38,32 +41,33 @@ class Scheduler:
         for schedule in schedules:
             try:
                 self._tick(schedule, now)
-            except StoreError:
-                raise
             except Exception as error:  # one that makes no sense must not hold up the others
+                if isinstance(error, StoreError) and not isinstance(error, StoreDataError):
+                    raise
                 self._put_off(schedule, error, now)
         return LOOK_EVERY if next_due is None else min(LOOK_EVERY, next_due / SECOND)
 
     def _tick(self, row: StoredSchedule, now: int) -> None:
-        due = schedule_of(row).due(row.handled if row.handled is not None else self._first(row), now)
+        due = schedule_of(row).due(_last(row), now)
         jobs = [(moment, self._app.schedules.job_of(row, moment)) for moment in due.moments]
         ticked = self._app.store.tick(row, jobs, handled=due.handled, next_at=due.next, repeats=due.repeats)
+        inserted = {tick.job for tick in ticked or ()}
+        self._app.tell_enqueued([job for _, job in jobs if job.id in inserted])
         for moment, job in ticked or ():
             if job is None:
                 log.info("schedule %s: the job before it still runs at %s", row.key, to_datetime(moment))
         if ticked is not None and due.left_out:
             log.warning("schedule %s: moments before %s passed without a job", row.key, to_datetime(due.handled))
 
-    def _first(self, row: StoredSchedule) -> int | None:
-        """One that was never ticked owes the moment it was saved with, and none before."""
-        return None if row.next_at is None else row.next_at - 1
-
     def _put_off(self, row: StoredSchedule, error: Exception, now: int) -> None:
-        known = isinstance(error, ConfigError | PayloadError)
-        text = storable(str(error) if known else place_of(error), ERROR_CAP)
+        """Others may have newer code, or be of the application that it belongs to."""
+        is_strange = row.task not in self._app.known_tasks or isinstance(error, PayloadError)
+        if is_strange and row.next_at is not None and now - row.next_at < PATIENCE:
+            return
+        text = storable(place_of(error), ERROR_CAP)
         log.error("schedule %s gets no job: %s", row.key, text)
         again = now + AGAIN_AFTER
-        self._app.store.tick(row, [], handled=row.handled, next_at=again, repeats=row.repeats, error=text)
+        self._app.store.tick(row, [], handled=_last(row), next_at=again, repeats=row.repeats, error=text)
 
     def obey(self, orders: Sequence[Order]) -> None:
         """It runs no jobs."""
@@ -73,3 +77,10 @@ class Scheduler:
 
     def end(self) -> None:
         """Nothing to let go of."""
+
+
+def _last(row: StoredSchedule) -> int | None:
+    """One that was never ticked owes the moment it was saved with, and none before."""
+    if row.handled is None and row.next_at is not None:
+        return row.next_at - 1
+    return row.handled

@@ -265,8 +265,8 @@ class StoredSchedule:
     """A schedule as a store keeps it. The store knows nothing of rules: who ticks says what comes next.
 
     `source` names the application whose code declares it; it is empty for one that was made at run time. What the code
-    says is the same as long as the `fingerprint` is. `revision` is raised by every change, and `handled` by ticks: what
-    is due up to that moment has been dealt with. `error` tells why the last tick went wrong.
+    says is the same as long as the `fingerprint` is. `revision` is raised by every change and every tick, and `handled`
+    by ticks: what is due up to that moment has been dealt with. `error` tells why the last tick went wrong.
     """
 
     key: str
@@ -437,7 +437,8 @@ class Store(ABC):
     def save_schedules(self, source: str, schedules: Sequence[StoredSchedule]) -> list[str]:
         """What an application's code declares, and no more; the keys that were left alone, as others have them.
 
-        One whose fingerprint is the same keeps all that happened to it. A changed one begins anew, paused or not.
+        One whose fingerprint is the same keeps all that happened to it. A changed one begins anew, but stays paused
+        where it was, and remembers its last job, which may run still.
         """
 
     @abstractmethod

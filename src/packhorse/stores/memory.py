@@ -619,7 +619,8 @@ class MemoryStore(Store):
                     left_alone.append(new.key)
                 elif known.fingerprint != new.fingerprint:
                     revision = known.revision + 1
-                    self._schedules[new.key] = replace(new, source=source, paused=known.paused, revision=revision)
+                    changed = replace(new, source=source, paused=known.paused, last_job=known.last_job)
+                    self._schedules[new.key] = replace(changed, revision=revision)
             self._notify()
             return left_alone
 
@@ -674,7 +675,13 @@ class MemoryStore(Store):
                 self._ticks[schedule.key, moment] = job
                 ticked.append(Tick(moment, job))
             self._schedules[schedule.key] = replace(
-                known, handled=handled, next_at=next_at, repeats=repeats, last_job=last, error=error
+                known,
+                handled=handled,
+                next_at=next_at,
+                repeats=repeats,
+                last_job=last,
+                error=error,
+                revision=known.revision + 1,
             )
             return ticked
 

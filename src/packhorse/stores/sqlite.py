@@ -389,6 +389,7 @@ class SQLiteStore(Store):
         repeats: int | None,
         error: str = "",
     ) -> list[Tick] | None:
+        failpoint("tick.before_write")
         with self._transaction() as c:
             after = (handled, next_at, repeats)
             ticked = sqlite_schedules.tick(c, schedule, jobs, after, error, self.clock.now())

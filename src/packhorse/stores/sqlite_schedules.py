@@ -20,7 +20,7 @@ READ = f"select {NAMES} from schedule"
 DUE = f"{READ} indexed by schedule_due where next_at <= ? and not paused order by next_at, key limit ?"
 NEXT = "select next_at from schedule indexed by schedule_due where next_at > ? and not paused order by next_at limit 1"
 MOVE_ON = """
-    update schedule set handled = ?, next_at = ?, repeats = ?, last_job = ?, error = ?
+    update schedule set handled = ?, next_at = ?, repeats = ?, last_job = ?, error = ?, revision = revision + 1
     where key = ? and revision = ? and handled is ?
 """
 
@@ -38,7 +38,8 @@ def save(c: sqlite3.Connection, source: str, schedules: Sequence[StoredSchedule]
         elif old.source != source:
             left_alone.append(new.key)
         elif old.fingerprint != new.fingerprint:
-            write(c, replace(new, source=source, paused=old.paused, revision=old.revision + 1))
+            changed = replace(new, source=source, paused=old.paused, last_job=old.last_job)
+            write(c, replace(changed, revision=old.revision + 1))
     return left_alone
 
 

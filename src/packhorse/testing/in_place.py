@@ -13,21 +13,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from packhorse.app import Packhorse
-from packhorse.clock import length
+from packhorse.clock import SECOND, ManualClock, length
 from packhorse.codec import Arguments
-from packhorse.errors import PayloadError
+from packhorse.errors import ConfigError, PayloadError
 from packhorse.ids import from_text, new_id
 from packhorse.job import Claim, StoredJob
 from packhorse.outcome import Outcome, release
 from packhorse.queues import EVERYTHING
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.process import Process
+from packhorse.runtime.scheduler import Scheduler
 from packhorse.runtime.slots import Slots
 from packhorse.runtime.worker import Worker, new_nonce
 from packhorse.stores.contract import Entry, ProcessInfo
 
 T = TypeVar("T")
 
+STOPS_CAP = 100_000
 NESTED_CAP = 1_000  # jobs that perform other jobs inline; each has a slot, so that the store is told when it starts
 
 
@@ -149,6 +151,18 @@ class InPlaceWorker(Worker):
             pass
         while self._app.store.prune(self._app.settings.retention, self._app.settings.batch_size):
             pass  # a dispatcher does one batch a minute
+
+    def tick_until(self, end: int, clock: ManualClock) -> None:
+        """All that a scheduler does until then, at the moments at which it does it."""
+        scheduler = Scheduler(self._app)
+        scheduler.begin(self._process)
+        for _ in range(STOPS_CAP):
+            scheduler.turn()
+            if (left := end - clock.now()) <= 0:
+                return
+            next_due = self._app.store.due_schedules(1 << 30).next_due
+            clock.advance(min(left, left if next_due is None else next_due) / SECOND)
+        raise ConfigError(f"Schedules came {STOPS_CAP:,} times on the way. Travel less far, or pause them.")
 
     def claim_as_doomed(self, id: bytes) -> bool:
         """Another worker claims the job, starts it, and is never heard of again; False where it is not ready."""

@@ -20,7 +20,7 @@ from packhorse.job import Claim, Failure, JobState, NewJob, StoredJob
 from packhorse.limits import Pace
 from packhorse.outcome import Outcome, release
 from packhorse.reporters import ErrorReport
-from packhorse.stores.contract import Entry
+from packhorse.stores.contract import Entry, StoredSchedule, Tick
 from packhorse.stores.memory import MemoryStore
 from packhorse.testing.in_place import InPlaceWorker
 from packhorse.testing.records import Enqueued, RecordedJob
@@ -280,20 +280,26 @@ class Recording(Enqueued):
 
     # Time.
 
-    def travel(self, by: timedelta | float) -> None:
-        """Time passes: what is due becomes ready, what is kept no longer is pruned. Nothing is performed yet."""
+    def travel(self, by: timedelta | float, *, schedules: bool = False) -> None:
+        """Time passes: what is due becomes ready, what is kept no longer is pruned. Nothing is performed yet.
+
+        With `schedules` a scheduler is at work meanwhile, and each moment that comes on the way gets its job.
+        """
         if (microseconds := length(by)) < 0:
             raise ConfigError(f"Time moves on, not back: travel({by!r}).")
         here = self._here
-        self._clock.advance(microseconds / SECOND)
+        end = self._clock.now() + microseconds
+        if schedules:
+            here.tick_until(end, self._clock)
+        self._clock.advance((end - self._clock.now()) / SECOND)
         here.tidy()
         self._flush()
 
-    def travel_to(self, moment: datetime) -> None:
+    def travel_to(self, moment: datetime, *, schedules: bool = False) -> None:
         by = _moment(moment) - self._clock.now()
         if by < 0:
             raise ConfigError(f"Time moves on, not back, and it is {self.now} already.")
-        self.travel(timedelta(microseconds=by))
+        self.travel(timedelta(microseconds=by), schedules=schedules)
 
     def lose_worker(self, job: RecordedJob | JobHandle[Any] | str) -> RecordedJob:
         """Let a worker die while it performs the job, which has to be ready.
@@ -319,6 +325,7 @@ class RecordingStore(MemoryStore):
     def __init__(self, clock: ManualClock, on_insert: Callable[[list[bytes]], None] | None) -> None:
         super().__init__(clock)
         self._on_insert = on_insert
+        self._ticking = False
         self.seen: dict[bytes, tuple[StoredJob, Callable[[], StoredJob], Mapping[tuple[str, str], bytes]]] = {}
 
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
@@ -327,9 +334,22 @@ class RecordingStore(MemoryStore):
             ids = super().insert(jobs)
             for job in (self._jobs[id] for id in fresh if id in self._jobs):
                 self.seen[job.new.id] = self._view(job, wide=True), partial(self._view, job), job.entries
-        if self._on_insert is not None:
-            self._on_insert(fresh)
+            tell = None if self._ticking else self._on_insert
+        if tell is not None:
+            tell(fresh)
         return ids
+
+    def tick(self, schedule: StoredSchedule, jobs: Sequence[tuple[int, NewJob]], **after: Any) -> list[Tick] | None:
+        """Performing comes behind the stroke: inside it everybody else would have to wait."""
+        with self._changed:
+            self._ticking = True
+            try:
+                ticked = super().tick(schedule, jobs, **after)
+            finally:
+                self._ticking = False
+        if self._on_insert is not None and ticked:
+            self._on_insert([tick.job for tick in ticked if tick.job is not None])
+        return ticked
 
     def look_back(self, id: bytes) -> tuple[StoredJob, StoredJob, bool, list[Entry]]:
         """The job when it was enqueued, when it was last known, whether it is gone, and what was kept of it."""

@@ -55,6 +55,7 @@ SUITE = (
     "test_rates",
     "test_record",
     "test_reseal",
+    "test_schedules",
     "test_schema",
     "test_shares",
     "test_starting",

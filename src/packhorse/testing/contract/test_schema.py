@@ -9,7 +9,16 @@ from packhorse.job import JobState, Token
 from packhorse.limits import Pace
 from packhorse.queues import EVERYTHING
 from packhorse.stores import Store
-from packhorse.stores.contract import Act, Change, Entry, Paused, ProcessInfo, Retention, Selection
+from packhorse.stores.contract import (
+    Act,
+    Change,
+    Entry,
+    Paused,
+    ProcessInfo,
+    Retention,
+    Selection,
+    StoredSchedule,
+)
 from packhorse.testing.contract.helpers import id_of, insert, job, limited, released, sole, state
 
 
@@ -30,6 +39,7 @@ def test_migrating_keeps_the_jobs(store: Store):
 
 SOMEONE = id_of("someone")
 TOKEN = Token(SOMEONE, 1, id_of("a"), 1)
+BIRDS = StoredSchedule(key="birds", task="birds.count", rule="often", payload=b"")
 FIRST_USES: dict[str, Callable[[Store], object]] = {
     "insert": lambda store: store.insert([job("a")]),
     "exchange": lambda store: store.exchange(SOMEONE, 1, [], EVERYTHING, 5),
@@ -42,6 +52,14 @@ FIRST_USES: dict[str, Callable[[Store], object]] = {
     "promote": lambda store: store.promote(5),
     "adopt": lambda store: store.adopt(SOMEONE, 1, 5),
     "prune": lambda store: store.prune(Retention(0, 0, 0), 5),
+    "save_schedules": lambda store: store.save_schedules("shop", [BIRDS]),
+    "put_schedule": lambda store: store.put_schedule(BIRDS, "ann", ""),
+    "remove_schedule": lambda store: store.remove_schedule("birds", "ann", ""),
+    "due_schedules": lambda store: store.due_schedules(5),
+    "tick": lambda store: store.tick(BIRDS, [], handled=1, next_at=2, repeats=None),
+    "schedules": lambda store: store.schedules(),
+    "schedule": lambda store: store.schedule("birds"),
+    "ticks": lambda store: store.ticks("birds"),
     "move": lambda store: store.move(Selection(), Change(Act.RETRY), "ann", ""),
     "reseal": lambda store: store.reseal(id_of("a"), b"again", "ann", ""),
     "pause": lambda store: store.pause("mail", None, "ann", ""),
