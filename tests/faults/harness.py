@@ -379,9 +379,6 @@ class Workers:
         wait_until(lambda: stands_still(pid), f"{pid} stands still", within)
         return pid
 
-    def thaw_child(self, pid: int) -> None:
-        signal.pidfd_send_signal(self._handles[pid], signal.SIGCONT)
-
     def freeze(self) -> None:
         """The supervisor and all its children, who are in its group."""
         os.killpg(self.process.pid, signal.SIGSTOP)
