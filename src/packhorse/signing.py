@@ -45,6 +45,7 @@ class Purpose(StrEnum):
     FAILURE = "failure"
     ENTRY = "entry"
     CONTROL = "control"
+    SIGNAL = "signal"
 
 
 class SignatureError(PayloadError):

@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parents[2] / "src" / "packhorse"
 # From top to bottom. A module may import its own layer and those below. A folder counts as one module.
 LAYERS = {
     "skins": "__init__ __main__ cli dashboard django testing",
-    "use cases": "app config context control doctor events handle inspection middleware reporters runtime task waiting",
+    "use cases": "app config context control doctor events handle inspection middleware reporters runtime steps task"
+    " waiting",
     "stores": "stores",
     "domain": "clock codec cron errors failpoints flow hops ids job limits logs masking moments outcome pickling queues"
     " retry schedule seals shapes signing zones",

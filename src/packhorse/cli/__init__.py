@@ -16,6 +16,7 @@ from packhorse.cli.health import doctor
 from packhorse.cli.jobs import jobs
 from packhorse.cli.limits import limits
 from packhorse.cli.queues import queues
+from packhorse.cli.signalling import signal
 from packhorse.cli.store import failpoints, migrate, status
 from packhorse.cli.tasks import tasks
 from packhorse.cli.work import worker
@@ -60,6 +61,7 @@ for command in (
     limits,
     dead,
     enqueue,
+    signal,
     check,
     doctor,
     migrate,

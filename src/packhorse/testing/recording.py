@@ -50,8 +50,10 @@ def inline(app: Packhorse, *, at: datetime | None = None, raise_errors: bool = F
 class NotPerformed(NotFinished):
     """Somebody waits inside a test for a job that nobody will perform meanwhile."""
 
-    def __init__(self, id: str, state: JobState) -> None:
+    def __init__(self, id: str, state: JobState, awaits: str | None = None) -> None:
         how = "travel() to its time and drain()" if state is JobState.SCHEDULED else "drain() first"
+        if awaits is not None:
+            how = f"app.signal({awaits!r}, …) and drain()"
         PackhorseError.__init__(
             self,
             f"Job {id} is {state}, and in a test it stays so until you say otherwise: {how}, or use inline(app) where "
@@ -323,6 +325,12 @@ class RecordingStore(MemoryStore):
             self._on_insert(fresh)
         return ids
 
+    def signal(self, name: str, data: bytes, keep: int) -> int:
+        woken = super().signal(name, data, keep)
+        if self._on_insert is not None:
+            self._on_insert([])
+        return woken
+
     def look_back(self, id: bytes) -> tuple[StoredJob, StoredJob, bool]:
         """The job when it was enqueued, when it was last known, and whether it is gone."""
         with self._changed:
@@ -336,7 +344,7 @@ class RecordingStore(MemoryStore):
     def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
         ended = super().wait_jobs(ids, 0)
         if not ended and timeout > 0 and (job := self.job(min(ids))) is not None:
-            raise NotPerformed(job.id, job.state)
+            raise NotPerformed(job.id, job.state, job.awaits)
         return ended
 
 
