@@ -57,6 +57,8 @@ def _(store: MemoryStore) -> list[str]:
         held = (job.token, job.claimed_at, job.asked)
         running = job.state is JobState.RUNNING
         found += [f"a claim on {job.new.id!r}"] * (not running and any(one is not None for one in held))
+        scheduled = job.state is JobState.SCHEDULED
+        found += [f"{job.new.id!r} among those who wait"] * (not scheduled and job.awaits is not None)
     return found
 
 
@@ -71,6 +73,9 @@ def _(store: SQLiteStore) -> list[str]:
         "endings of unfinished jobs": "select count(*) from ending join job using (id) where state <= 4",
         "orders to jobs that do not run": "select count(*) from job where asked is not null and state <> 4",
         "seals without an order": "select count(*) from job where asked_seal is not null and asked is null",
+        "jobs that await a signal without being scheduled": (
+            "select count(*) from job where awaits is not null and state <> 1"
+        ),
         "running jobs without an owner": "select count(*) from job where state = 4 and process is null",
         "unfinished jobs to prune": "select count(*) from job where prune_at is not null and state <= 4",
         "moments to forget no result": "select count(*) from ending where result_until is not null and result is null",

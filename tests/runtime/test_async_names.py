@@ -114,6 +114,9 @@ LOOKS: dict[str, tuple[Any, ...]] = {
     "pauses": (),
     "limits": (),
     "limit": ("printer/",),
+    "rates": (),
+    "weights": (),
+    "awaited": (),
     "processes": (),
     "audit": (1,),
     "counts": (),
@@ -123,7 +126,7 @@ LOOKS: dict[str, tuple[Any, ...]] = {
     "stored_jobs": (EVERYTHING, 2),
     "count": (Selection(queues={"mail"}),),
 }
-OF_ONE_JOB = {"stored", "progress", "failed", "arguments", "shown_arguments", "result_of", "shown_result"}
+OF_ONE_JOB = {"stored", "progress", "steps", "failed", "arguments", "shown_arguments", "result_of", "shown_result"}
 
 
 def test_all_looks_are_tried():
@@ -154,6 +157,7 @@ def test_looking_at_one_job(shop: Packhorse):
         assert await inspection.ashown_arguments(job) == inspection.shown_arguments(job)
         assert (await inspection.aresult_of(job), await inspection.ashown_result(job)) == (2, 2)
         assert await inspection.aprogress(first) is None
+        assert await inspection.asteps(first) == []
         assert await inspection.afailed(EVERYTHING, "Error", limit=5, scan=5) == ([], 0, None)
         with pytest.raises(JobNotFound):
             await inspection.astored("nonsense")
@@ -201,6 +205,7 @@ def acts(shop: Packhorse) -> dict[str, Callable[[], Awaitable[Any]]]:
         "pause_task": lambda: control.apause_task("double", until=60, actor="ann", reason="now"),
         "resume_task": lambda: control.aresume_task("double", actor="ann", reason="now"),
         "set_limit": lambda: control.aset_limit("printer/", 3, actor="ann", reason="now"),
+        "set_weight": lambda: control.aset_weight("ann", 3, actor="ann", reason="now"),
         "migrate": lambda: control.amigrate(),
     }
 

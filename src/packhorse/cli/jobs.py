@@ -99,13 +99,13 @@ def present(app: Packhorse, stored: StoredJob, *, arguments: bool, result: bool,
     if result and job.state is JobState.SUCCEEDED and job.result_error is None:
         extras |= _named("result", *_opened(lambda: app.inspection.shown_result(stored)))
     if as_json:
-        kept = {"progress": progress and asdict(progress), "steps": steps and [asdict(step) for step in steps]}
-        print_json(job_dict(job) | kept | extras)
+        kept = None if steps is None else [asdict(step) for step in steps]
+        print_json(job_dict(job) | {"progress": progress and asdict(progress), "steps": kept} | extras)
         return
     done = progress_error and f"cannot be shown: {progress_error}" if progress is None else _progress(progress)
     sealed = [(name, readable(value)) for name, value in extras.items()]
-    kept = steps_error and f"cannot be shown: {steps_error}" if steps is None else ", ".join(map(_step, steps))
-    show(grid([*_facts(job), ("progress", done), ("kept", kept), *sealed]))
+    past = steps_error and f"cannot be shown: {steps_error}" if steps is None else ", ".join(map(_step, steps))
+    show(grid([*_facts(job), ("progress", done), ("steps", past), *sealed]))
     for attempt in job.failures:
         spent = "" if attempt.spent else ", not spent"
         title = f"attempt {attempt.number}, {moment(attempt.ended_at)}{spent}: {attempt.failure}"

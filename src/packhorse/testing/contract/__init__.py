@@ -53,6 +53,7 @@ SUITE = (
     "test_record",
     "test_reseal",
     "test_schema",
+    "test_signals",
     "test_starting",
     "test_state_machine",
     "test_waiting",

@@ -194,6 +194,8 @@ def everything(store: Store) -> object:
         store.queues(),
         store.processes(),
         store.audit(),
+        store.signals("go"),
+        store.waiters(),
         epochs(store),
         leftovers(store),
     )
