@@ -150,8 +150,12 @@ def climb(context: Context, steps: int, *, slowly: bool = False) -> int:
     assert_type(context.step("charge", charge, 42, currency="EUR"), str)
     context.checkpoint({"row": 1})
     context.sleep(timedelta(days=1), "night")
-    context.wait_for("approved:42", timeout=60)
     return steps
+
+
+async def wait_for(context: Context) -> None:
+    context.wait_for("approved:42", timeout=60)
+    await context.await_for("approved:42")
 
 
 def charge(order: int, *, currency: str = "USD") -> str:
@@ -168,7 +172,6 @@ async def aclimb(context: Context, steps: int) -> int:
     assert_type(await context.astep("again", acharge, 42), str | None)
     await context.acheckpoint(await context.acursor(0))
     await context.asleep(1.5)
-    await context.await_for("approved:42")
     return steps
 
 
