@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -46,6 +47,7 @@ V = TypeVar("V")
 SEALED_REASON = "packhorse.errors.Cancel"  # the type of a failure that is none: why a task cancelled itself
 
 DEFAULT_STORE = "sqlite:///packhorse.db"
+KEEP_SIGNALS = timedelta(days=7)
 
 
 class TaskDecorator(Protocol):
@@ -284,6 +286,22 @@ class Packhorse:
                 kind=EventKind.ENQUEUED, at=now, job_id=to_text(job.id), task=job.task, queue_name=job.queue, attempt=0
             )
             self.events.tell(event)
+
+    # Signals.
+
+    def signal(self, name: str, data: Any = None, *, keep: timedelta | float = KEEP_SIGNALS) -> int:
+        """Let every job go on that waits for the name, and give it the data; how many do.
+
+        It is kept for a week, or so long, for jobs that come to wait for it.
+        """
+        encoded = self.codec.encode_value(data, "the data of the signal")
+        if (lasting := length(keep)) < 0:
+            raise ConfigError(f"keep must not be negative: {keep!r}.")
+        sealed = self.seals.signal(check_name(name, "signal name"), encoded, self.clock.now())
+        return self.store.signal(name, sealed, lasting)
+
+    async def asignal(self, name: str, data: Any = None, *, keep: timedelta | float = KEEP_SIGNALS) -> int:
+        return await in_thread(self.signal, name, data, keep=keep)
 
     # Looking.
 

@@ -114,8 +114,12 @@ class Codec:
         return Encoded(_bounded(body, self.caps.payload, "Arguments and metadata take"), encoded.typed or value.typed)
 
     def encode_result(self, value: Any) -> Encoded:
-        encoded = self._encode(value, "the result", keys=False)
-        _bounded(encoded.body, self.caps.result, "The result takes")
+        return self.encode_value(value, "the result")
+
+    def encode_value(self, value: Any, what: str) -> Encoded:
+        """Anything else that is kept, under the same bounds; `what` is for error messages."""
+        encoded = self._encode(value, what, keys=False)
+        _bounded(encoded.body, self.caps.result, f"{what[0].upper()}{what[1:]} takes")
         return encoded
 
     def _encode(self, value: Any, what: str, *, keys: bool = True) -> Encoded:

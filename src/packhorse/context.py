@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from packhorse.clock import SECOND, length, to_datetime
-from packhorse.errors import PackhorseError
-from packhorse.hops import in_thread
+from packhorse.errors import PackhorseError, PutBack
+from packhorse.hops import hopping, in_thread
 from packhorse.ids import to_text
 from packhorse.job import Claim, Token
 from packhorse.limits import Pace, Rate
 from packhorse.limits import rate as make_rate
 from packhorse.logs import JobLogger, job_extra
+from packhorse.steps import Steps
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 PATIENCE = 1 << 62
 
@@ -53,17 +57,19 @@ class Host(Protocol):
     def seconds_left(self, token: Token) -> float | None: ...
     def report_progress(self, claim: Claim, progress: Progress) -> None: ...
     def take_token(self, pace: Pace, patience: int) -> int | None: ...
+    def steps(self, token: Token) -> Steps: ...
 
 
 class Context:
     """Given to tasks declared with `takes_context=True`; anything they call finds it with `current_context()`."""
 
-    __slots__ = ("_claim", "_host", "_log", "metadata")
+    __slots__ = ("_claim", "_host", "_log", "_steps", "metadata")
 
     def __init__(self, claim: Claim, metadata: dict[str, Any], host: Host) -> None:
         self._claim = claim
         self._host = host
         self._log: JobLogger | None = None
+        self._steps: Steps | None = None
         self.metadata = metadata
 
     @property
@@ -124,25 +130,100 @@ class Context:
         Its key is the task's own unless the rate names a `group`. The slot stays taken meanwhile: where jobs wait long,
         rather give the task a rate.
         """
-        wait = self._wait_for(rate, timeout)
+        wait = self._wait_of(rate, timeout)
         if wait:
             time.sleep(wait)
         return wait is not None
 
     async def atake(self, rate: Rate | str, *, timeout: float | timedelta | None = None) -> bool:
-        import asyncio  # late, see `in_thread`
-
-        wait = await in_thread(self._wait_for, rate, timeout)
+        wait = await in_thread(self._wait_of, rate, timeout)
         if wait:
+            import asyncio  # only here: whoever enqueues imports this module too
+
             await asyncio.sleep(wait)
         return wait is not None
 
-    def _wait_for(self, rate: Rate | str, timeout: float | timedelta | None) -> float | None:
+    def _wait_of(self, rate: Rate | str, timeout: float | timedelta | None) -> float | None:
         pace = (make_rate(rate) if isinstance(rate, str) else rate).pace(self.task, {})
         if pace is None:
             return 0.0
         wait = self._host.take_token(pace, PATIENCE if timeout is None else max(0, length(timeout)))
         return None if wait is None else wait / SECOND
+
+    # What outlasts the attempt.
+
+    def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function once in the life of the job: what it returned is kept, and given to later attempts.
+
+        It is on disk when this returns. Only a crash between the function's end and that makes it run again. Any text
+        is a name, but each only once in an attempt.
+        """
+        steps = self._durable
+        if (found := steps.find(name, function)) is not None:
+            return found.value  # type: ignore[no-any-return]
+        value = function(*args, **kwargs)
+        if inspect.iscoroutine(value):
+            value.close()
+            raise TypeError(f"Step {name!r} is a coroutine function. Await context.astep, in a task that is one too.")
+        steps.keep(name, function, value)
+        return value
+
+    @overload
+    async def astep(
+        self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+    @overload
+    async def astep(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def astep(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """A coroutine function is awaited here, a plain one called in a thread."""
+        steps = self._durable
+        if (found := await in_thread(steps.find, name, function)) is not None:
+            return found.value
+        here = inspect.iscoroutinefunction(function)
+        value = function(*args, **kwargs) if here else await in_thread(function, *args, **kwargs)
+        if inspect.isawaitable(value):
+            value = await value
+        await in_thread(steps.keep, name, function, value)
+        return value
+
+    def cursor(self, default: Any = None) -> Any:
+        """What the last `checkpoint` kept, in this attempt or an earlier one."""
+        return self._durable.cursor(default)
+
+    def checkpoint(self, cursor: Any) -> None:
+        """Keep how far a long loop is.
+
+        Where the job should stop, the attempt ends here: cancelled if somebody asked for that, else unspent, so that
+        another worker goes on from this cursor.
+        """
+        self._durable.checkpoint(cursor)
+        if self.stop_requested:
+            raise PutBack("stopped at a checkpoint")
+
+    def sleep(self, length: timedelta | float, name: str | None = None) -> None:
+        """Give the slot back, and go on after so long, on any worker: the task begins anew and passes this place.
+
+        A sleep without a name is known by its number among them.
+        """
+        self._durable.sleep(length, name)
+
+    def wait_for(self, signal: str, timeout: timedelta | float | None = None) -> Any:
+        """Give the slot back until somebody calls `app.signal`, and get the data; one that came before counts too.
+
+        The next wait for the same name gets the next signal. SignalTimeout where none came in time.
+        """
+        return self._durable.wait_for(signal, timeout)
+
+    acursor = hopping(cursor)
+    acheckpoint = hopping(checkpoint)
+    asleep = hopping(sleep)
+    await_for = hopping(wait_for)
+
+    @property
+    def _durable(self) -> Steps:
+        if self._steps is None:
+            self._steps = self._host.steps(self._claim.token)
+        return self._steps
 
     @property
     def log(self) -> JobLogger:
@@ -180,6 +261,9 @@ class _Nobody:
 
     def take_token(self, pace: Pace, patience: int) -> int | None:
         return 0
+
+    def steps(self, token: Token) -> Steps:
+        return Steps(token)
 
 
 def in_place(task: str, queue: str, priority: int, metadata: Mapping[str, Any], now: int) -> Context:

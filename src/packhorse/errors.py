@@ -10,6 +10,7 @@ from packhorse.masking import masked_url
 
 if TYPE_CHECKING:
     from packhorse.job import Failure
+    from packhorse.outcome import Awaits
 
 
 def _reduced(error: BaseException) -> tuple[Any, ...]:
@@ -62,6 +63,31 @@ class Cancel(Exception):
         self.reason = reason
 
 
+class PutBack(BaseException):
+    """Raised inside a task by `checkpoint`, `sleep` and `wait_for`: the attempt ends here, unspent, and the job comes
+    back: in its place, or after `delay` microseconds, or when a signal comes.
+
+    No Exception, so that a task's `except Exception` does not keep it.
+    """
+
+    __reduce__ = _reduced
+
+    def __init__(self, why: str, *, delay: int | None = None, awaits: Awaits | None = None):
+        super().__init__(why)
+        self.delay = delay
+        self.awaits = awaits
+
+
+class ClaimLost(PutBack):
+    """The job is no longer this worker's: another may be performing it already, so this attempt stops at once."""
+
+    def __init__(self, id: str):
+        super().__init__(
+            f"Job {id} has moved on: this worker seemed dead, or somebody moved the job. What was about to be kept was "
+            "refused, and this attempt ends without an outcome."
+        )
+
+
 # What a caller may meet.
 
 
@@ -72,6 +98,14 @@ class ConfigError(PackhorseError):
 class DuplicateTask(ConfigError):
     def __init__(self, name: str):
         super().__init__(f"There already is a task named {name!r}. Give one of the two another name with name=….")
+        self.name = name
+
+
+class DuplicateStep(ConfigError):
+    def __init__(self, name: str):
+        super().__init__(
+            f"Step {name!r} was already used in this attempt. Each needs its own name; in a loop, put a number in it."
+        )
         self.name = name
 
 
@@ -129,6 +163,14 @@ class NotFinished(PackhorseError, TimeoutError):
         super().__init__(f"Job {id} has not finished after {waited:g} s: it is {state}. Wait longer, or look later.")
         self.id = id
         self.state = state
+
+
+class SignalTimeout(PackhorseError, TimeoutError):
+    """Raised by `wait_for`: the time is up. Every later attempt of the job meets it there again."""
+
+    def __init__(self, name: str):
+        super().__init__(f"No signal {name!r} came in time.")
+        self.name = name
 
 
 class JobFailed(PackhorseError):

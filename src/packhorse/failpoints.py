@@ -41,6 +41,8 @@ POINTS: dict[str, str] = {
     "move.after_commit": "an operator's act is committed",
     "pause.before_commit": "a pause or its end is written, not yet committed",
     "pause.after_commit": "a pause or its end is committed",
+    "signal.before_commit": "a signal is kept and those who await it are due, not yet committed",
+    "signal.after_commit": "a signal is kept and those who await it are due",
     "enroll.before_commit": "a process is about to be known",
     "enroll.after_commit": "a process is known",
     "leave.before_commit": "a process is about to be gone",

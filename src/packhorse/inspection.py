@@ -15,11 +15,23 @@ from packhorse.context import Progress
 from packhorse.control import check_limit_key, known_id
 from packhorse.errors import JobNotFound, PayloadError
 from packhorse.hops import hopping, hopping_each
-from packhorse.ids import from_text
+from packhorse.ids import from_text, to_text
 from packhorse.job import Job, JobState, StoredJob
 from packhorse.masking import MASK, masked
 from packhorse.seals import OpenedJob
-from packhorse.stores.contract import Audit, LimitView, Pause, ProcessView, QueueCounts, RateView, Selection
+from packhorse.steps import KINDS, Step
+from packhorse.stores.contract import (
+    NOBODY,
+    SIGNAL,
+    Audit,
+    LimitView,
+    Pause,
+    ProcessView,
+    QueueCounts,
+    RateView,
+    Selection,
+    Waiter,
+)
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
@@ -32,6 +44,13 @@ class Scan(NamedTuple):
     jobs: list[Job]
     looked_at: int
     after: str | None
+
+
+class Awaited(NamedTuple):
+    """A signal, and a job that waits for it."""
+
+    signal: str
+    job_id: str
 
 
 class Inspection:
@@ -144,6 +163,30 @@ class Inspection:
                 return decode_progress(self._app.opening.open_entry(raw, *PROGRESS, entry.data))
         return None
 
+    def steps(self, id: str) -> list[Step]:
+        """What the job has kept for its next attempt, oldest first, without the values."""
+        raw = known_id(id)
+        entries = (entry for entry in self._app.store.entries(raw) if entry.kind in KINDS)
+        return sorted((self._step(raw, *entry) for entry in entries), key=lambda step: step.at)
+
+    def _step(self, id: bytes, kind: str, name: str, data: bytes) -> Step:
+        if kind == SIGNAL:
+            name = name.partition(" ")[0]
+            return Step(kind, name, to_datetime(self._app.opening.open_signal(name, data).at))
+        return Step(kind, name, to_datetime(self._app.opening.open_value(id, kind, name, data).at))
+
+    def awaited(self, signal: str | None = None) -> Iterator[Awaited]:
+        """Who waits for which signal, in the order of their names; or only for this one."""
+        return chain.from_iterable(self._pages_of_waiters(signal))
+
+    def _pages_of_waiters(self, signal: str | None) -> Iterator[list[Awaited]]:
+        after = NOBODY if signal is None else Waiter(signal, b"")
+        while found := self._app.store.waiters(after):
+            yield [Awaited(it.signal, to_text(it.id)) for it in found if signal in (None, it.signal)]
+            after = found[-1]
+            if signal is not None and after.signal != signal:
+                return
+
     def result_of(self, job: StoredJob) -> Any:
         """The return value of a job that succeeded; PayloadError where it was not kept or cannot be trusted."""
         raw, task = from_text(job.id), self._app.known_tasks.get(job.task)
@@ -203,6 +246,7 @@ class Inspection:
     acount = hopping(count)
     afailed = hopping(failed)
     aprogress = hopping(progress)
+    asteps = hopping(steps)
     aresult_of = hopping(result_of)
     aarguments = hopping(arguments)
     ashown_arguments = hopping(shown_arguments)
@@ -210,6 +254,9 @@ class Inspection:
 
     def alimits(self, *, after: str = "") -> AsyncIterator[LimitView]:
         return hopping_each(self._pages_of_limits(after))
+
+    def aawaited(self, signal: str | None = None) -> AsyncIterator[Awaited]:
+        return hopping_each(self._pages_of_waiters(signal))
 
     def arates(self, *, after: str = "") -> AsyncIterator[RateView]:
         return hopping_each(self._pages_of_rates(after))

@@ -204,6 +204,7 @@ class _Known:
     tags: tuple[str, ...] = ()
     reason: str | None = None
     result_error: str | None = None
+    awaits: str | None = None
 
     @property
     def finished(self) -> bool:

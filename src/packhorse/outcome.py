@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from packhorse.clock import SECOND, length
-from packhorse.errors import Cancel, ProcessExitError, ProcessPrunedError, Retry, Snooze, TaskError
+from packhorse.errors import Cancel, ProcessExitError, ProcessPrunedError, PutBack, Retry, Snooze, TaskError
 from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, Token, message_of, storable
 from packhorse.retry import RetryPolicy
 
@@ -15,6 +15,13 @@ STRAY_CAP = 60 * SECOND
 STRAY_STEPS = (STRAY_CAP // SECOND).bit_length()  # waits below the cap: 1, 2, 4 … 32 s
 _SUCCEEDED = JobState.SUCCEEDED
 FOREVER = 1 << 60
+
+
+class Awaits(NamedTuple):
+    """The signal a job waits for: the first one of that name behind the number `after`."""
+
+    signal: str
+    after: int = 0
 
 
 class Outcome(NamedTuple):
@@ -29,6 +36,7 @@ class Outcome(NamedTuple):
     strayed    counts as having come to a worker that does not know the task
     keep       microseconds a finished job is kept: 0 deletes it at once, None is the rule for its state
     result_ttl microseconds its result is kept, None as long as the job
+    awaits     a signal that makes the SCHEDULED job due before its time
     """
 
     token: Token
@@ -45,6 +53,7 @@ class Outcome(NamedTuple):
     strayed: bool = False
     keep: int | None = None
     result_ttl: int | None = None
+    awaits: Awaits | None = None
 
     @property
     def size(self) -> int:
@@ -98,6 +107,10 @@ def decide(
         case Snooze():
             delay = max(0, length(error.after))
             return Outcome(token, JobState.SCHEDULED, spent=False, delay=delay, duration=duration)
+        case PutBack(delay=None):
+            return release(token)
+        case PutBack(delay=delay, awaits=awaits):
+            return Outcome(token, JobState.SCHEDULED, spent=False, delay=delay, duration=duration, awaits=awaits)
         case Cancel():
             return Outcome(
                 token, JobState.CANCELLED, duration=duration, reason=storable(mask(message_of(error)), MESSAGE_CAP)
@@ -146,7 +159,7 @@ def decide_lost(
 
 def heed(outcome: Outcome, asked: str) -> Outcome:
     """An operator asked for the job's end: it must not come back."""
-    return outcome._replace(state=JobState.CANCELLED, delay=0, reason=asked)
+    return outcome._replace(state=JobState.CANCELLED, delay=0, reason=asked, awaits=None)
 
 
 def broken(token: Token, error: BaseException) -> Outcome:

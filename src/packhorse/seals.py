@@ -1,4 +1,4 @@
-"""What an application puts into envelopes: jobs, results, failures, entries and orders, each bound to its job."""
+"""What an application puts into envelopes: jobs, results, failures, entries, each bound to its job; orders, signals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from packhorse.signing import FOREIGN, NO_RESULT, TYPED, Envelopes, Purpose
 
 NEVER = -1
 _head = struct.Struct(">qqH")  # created, expires (both by the enqueuing program's clock), payload version
+_moment = struct.Struct(">q")
 _short = struct.Struct(">H").pack
 
 
@@ -41,6 +42,14 @@ class OpenedResult(NamedTuple):
     body: bytes
     typed: bool
     foreign: bool
+
+
+class OpenedValue(NamedTuple):
+    """What a job kept, or a signal brought, and when."""
+
+    body: bytes
+    typed: bool
+    at: int
 
 
 class Seals:
@@ -106,6 +115,24 @@ class Seals:
     def open_entry(self, id: bytes, kind: str, name: str, data: bytes) -> bytes:
         return self._open(Purpose.ENTRY, _entry_subject(id, kind, name), data)[2]
 
+    def value(self, id: bytes, kind: str, name: str, encoded: Encoded, at: int) -> bytes:
+        """An entry that holds a value."""
+        flags = TYPED if encoded.typed else 0
+        return self._seal(
+            Purpose.ENTRY, _entry_subject(id, kind, name), encoded.body, head=_moment.pack(at), flags=flags
+        )
+
+    def open_value(self, id: bytes, kind: str, name: str, data: bytes) -> OpenedValue:
+        return _value(*self._open(Purpose.ENTRY, _entry_subject(id, kind, name), data, _moment.size))
+
+    def signal(self, name: str, encoded: Encoded, at: int) -> bytes:
+        """Not bound to a job, since whoever waits for it gets it."""
+        flags = TYPED if encoded.typed else 0
+        return self._seal(Purpose.SIGNAL, name.encode(), encoded.body, head=_moment.pack(at), flags=flags)
+
+    def open_signal(self, name: str, data: bytes) -> OpenedValue:
+        return _value(*self._open(Purpose.SIGNAL, name.encode(), data, _moment.size))
+
     def order(self, kind: str, reason: str) -> bytes:
         """Not bound to a job, since one stroke of the store asks for many."""
         return self._seal(Purpose.CONTROL, _texts(kind, reason), b"")
@@ -119,6 +146,10 @@ class Seals:
         except (PayloadError, ValueError, struct.error):  # too long, or no text that can be encoded
             return False
         return True
+
+
+def _value(flags: int, head: bytes, body: bytes) -> OpenedValue:
+    return OpenedValue(body, flags & TYPED != 0, *_moment.unpack(head))
 
 
 def _entry_subject(id: bytes, kind: str, name: str) -> bytes:

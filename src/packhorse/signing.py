@@ -46,6 +46,7 @@ class Purpose(StrEnum):
     ENTRY = "entry"
     CONTROL = "control"
     SCHEDULE = "schedule"
+    SIGNAL = "signal"
 
 
 class SignatureError(PayloadError):

@@ -69,6 +69,8 @@ def _(store: MemoryStore) -> list[str]:
     for key, (id, lapses_at) in store._unique.items():
         over = lapses_at is None and (id not in able or able[id].finished)
         found += [f"the key {key} of a job that has finished"] * over
+        scheduled = job.state is JobState.SCHEDULED
+        found += [f"{job.new.id!r} among those who wait"] * (not scheduled and job.awaits is not None)
     return found
 
 
@@ -83,6 +85,9 @@ def _(store: SQLiteStore) -> list[str]:
         "endings of unfinished jobs": "select count(*) from ending join job using (id) where state <= 4",
         "orders to jobs that do not run": "select count(*) from job where asked is not null and state <> 4",
         "seals without an order": "select count(*) from job where asked_seal is not null and asked is null",
+        "jobs that await a signal without being scheduled": (
+            "select count(*) from job where awaits is not null and state <> 1"
+        ),
         "running jobs without an owner": "select count(*) from job where state = 4 and process is null",
         "unfinished jobs to prune": "select count(*) from job where prune_at is not null and state <= 4",
         "permits of jobs that may not run": "select count(*) from permit join job using (id) where state not in (3, 4)",

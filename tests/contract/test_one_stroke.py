@@ -41,6 +41,7 @@ STROKES: dict[str, Stroke] = {
     "reseal": lambda store, worker: store.reseal(id_of("over"), b"again", "ann", ""),
     "pause": lambda store, worker: store.pause("default", None, "ann", ""),
     "resume": lambda store, worker: store.resume("asleep", "ann", ""),
+    "signal": lambda store, worker: store.signal("go", b"1", SECOND),
     "enroll": lambda store, worker: store.enroll(ProcessInfo(id_of("new"), "worker", "here", 1), LEASE),
     "leave": lambda store, worker: store.leave(worker.id),
 }

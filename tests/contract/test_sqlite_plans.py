@@ -9,7 +9,7 @@ import pytest
 from packhorse.clock import SECOND
 from packhorse.job import Claim, JobState
 from packhorse.outcome import Outcome
-from packhorse.stores import sqlite, sqlite_exchange, sqlite_jobs
+from packhorse.stores import sqlite, sqlite_exchange, sqlite_jobs, sqlite_signals
 from packhorse.stores.contract import Retention, Selection
 from packhorse.stores.sqlite import SQLiteStore
 from packhorse.stores.sqlite_batches import prepared
@@ -170,3 +170,17 @@ def test_one_job_is_found_by_its_id(store: SQLiteStore):
     """With look-ups alone."""
     seen = plan(store, f"{sqlite_jobs.WIDE} where payload.id = ?", 1)
     assert "SCAN" not in seen
+
+
+def test_signals_are_looked_up(store: SQLiteStore):
+    """By their name, and those who await one in the small index of those who await any."""
+    awaiting = "SEARCH job USING INDEX job_awaiting (awaits=?)"
+    assert plan(store, sqlite_signals.OF_NAME, 3) == "SEARCH signal USING INDEX signal_of_name (name=? AND n>?)"
+    assert plan(store, sqlite_signals.DELIVER.format(which="awaits = ?"), 4) == awaiting.replace(
+        "INDEX", "COVERING INDEX"
+    )
+    assert plan(store, sqlite_signals.WAKE.format(which="awaits = ?"), 2) == awaiting
+    for statement, parameters in ((sqlite_signals.WAITERS, 3), (sqlite_signals.OLD, 2)):
+        seen = plan(store, statement, parameters)
+        assert seen.startswith("SEARCH")
+        assert "TEMP B-TREE" not in seen

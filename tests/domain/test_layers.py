@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "packhorse"
 LAYERS = {
     "skins": "__init__ __main__ cli dashboard django testing",
     "use cases": "app config context control doctor events handle inspection middleware reporters runtime scheduling"
-    " task waiting",
+    " steps task waiting",
     "stores": "stores",
     "domain": "clock codec cron errors failpoints flow hops ids job limits logs masking moments outcome pickling queues"
     " retry schedule seals shapes signing zones",

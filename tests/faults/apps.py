@@ -89,6 +89,41 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
             os.kill(os.getpid(), signal.SIGKILL)
         ledger.write(key, "finish")
 
+    @app.task(name="stepwise", takes_context=True)
+    def stepwise(context: Context, key: str, steps: int) -> int:
+        """A line just before each step is recorded, and one as soon as it is known to be."""
+        ledger.write(key, "start")
+        numbers = []
+        for n in range(steps):
+            numbers.append(context.step(f"step {n}", effect, f"{key}/{n}", n))
+            ledger.write(f"{key}/{n}", "kept")
+        assert numbers == list(range(steps))
+        ledger.write(key, "finish")
+        return sum(numbers)
+
+    def effect(key: str, value: int) -> int:
+        ledger.write(key, "effect")
+        return value
+
+    @app.task(name="hear", takes_context=True)
+    def hear(context: Context, key: str, signal: str) -> None:
+        ledger.write(key, "start")
+        context.wait_for(signal)
+        ledger.write(key, "finish")
+
+    @app.task(name="saga", takes_context=True)
+    def saga(context: Context, key: str) -> str:
+        ledger.write(key, "start")
+        context.step("charge", effect, f"{key}/charge", 1)
+        ledger.write(f"{key}/charge", "kept")
+        context.sleep(0.02)
+        ledger.write(key, "awake")
+        said = context.wait_for(f"go:{key}")
+        context.step("ship", effect, f"{key}/ship", 2)
+        ledger.write(f"{key}/ship", "kept")
+        ledger.write(key, "finish")
+        return f"{key} {said}"
+
     @app.task(name="die_strictly", on_worker_lost="fail")
     def die_strictly(key: str) -> None:
         ledger.write(key, "start")

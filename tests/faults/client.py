@@ -13,8 +13,8 @@ from collections.abc import Callable
 from packhorse import Packhorse
 from packhorse.clock import SECOND
 from packhorse.ids import new_id, to_text
-from packhorse.job import Claim, NewJob
-from packhorse.outcome import Outcome, succeed
+from packhorse.job import Claim, JobState, NewJob
+from packhorse.outcome import Awaits, Outcome, succeed
 from packhorse.queues import EVERYTHING, parse_queues
 from packhorse.runtime.worker import new_nonce
 from packhorse.stores.contract import Entry, ProcessInfo, Retention
@@ -103,6 +103,37 @@ def record() -> None:
     for number, each in enumerate(claims):
         assert app.store.record(each.token, [Entry("step", "one", b"%d" % number), Entry("step", "two", b"2")])
         say("recorded", to_text(each.token.id), number)
+
+
+@script
+def signal() -> None:
+    """Two jobs wait for each signal; their keys are what the signals are for."""
+    for n in range(4):
+        for m in range(2):
+            call = app.tasks["hear"].call(f"job-{n}-{m}", f"go-{n}")
+            [id] = app.store.insert([call.new_job()])
+            say("enqueued", to_text(id))
+    process = join()
+    app.store.enroll(ProcessInfo(process, "worker", "here", os.getpid()), 60 * SECOND)
+    claims = claim(process, 8)
+    outcomes = [
+        Outcome(each.token, JobState.SCHEDULED, spent=False, delay=3_600 * SECOND, awaits=Awaits(f"go-{n // 2}"))
+        for n, each in enumerate(claims)
+    ]
+    assert not app.store.exchange(process, new_nonce(), outcomes, EVERYTHING, 0).refused
+    app.store.leave(process)
+    for n in range(4):
+        assert app.signal(f"go-{n}", n) == 2
+        say("signalled", f"go-{n}")
+
+
+@script
+def send(*names: str) -> None:
+    """Signals, each said before and after."""
+    for name in names:
+        say("intends", name)
+        app.signal(name, name)
+        say("signalled", name)
 
 
 @script

@@ -40,6 +40,7 @@ RUNS: dict[str, list[Run]] = {
     "pause": [Run("pause", 1), Run("pause", 4)],
     "record": [Run("record", 1), Run("record", 3)],
     "prune": [Run("prune", 1), Run("prune", 2)],
+    "signal": [Run("signal", 1), Run("signal", 3)],
     "exchange": [Run("worker", 1), Run("worker", 4)],
     "worker": [Run("worker", 1), Run("worker", 4)],
     "slot": [Run("worker", 1), Run("worker", 7)],
@@ -250,6 +251,24 @@ def after_record(place: Place, said: Words) -> list[str]:
     return []
 
 
+def after_signal(place: Place, said: Words) -> list[str]:
+    """Kept, and both who waited for it have it and are due; or neither. What was not acknowledged is sent again."""
+    signals = {name for (name,) in place.sql("select name from signal")}
+    told = {name for [name] in said.get("signalled", [])}
+    assert told <= signals
+    assert len(signals - told) <= 1
+    heard = place.sql("select substr(name, 1, 4), count(*) from entry where kind = 'signal' group by 1")
+    assert dict(heard) == dict.fromkeys(signals, 2)
+    awaited = place.sql("select awaits, count(*) from job where awaits is not null group by 1")
+    unheard = {f"go-{n}" for n in range(4)} - signals
+    assert dict(awaited) == dict.fromkeys(unheard, 2)
+    assert place.states()["ready"] == 2 * len(signals)
+    for name in unheard:
+        assert place.app.signal(name) == 2
+    place.app.close()
+    return []
+
+
 def after_prune(place: Place, said: Words) -> list[str]:
     """Old jobs go by twos and whole; the others stay."""
     rows = place.rows()
@@ -288,6 +307,7 @@ AFTER: dict[str, Callable[[Place, Words], list[str]]] = {
     "record": after_record,
     "schedule": after_schedule,
     "prune": after_prune,
+    "signal": after_signal,
     "enroll": after_membership,
     "leave": after_membership,
 }

@@ -122,6 +122,7 @@ LOOKS: dict[str, tuple[Any, ...]] = {
     "limit": ("printer/",),
     "rates": (),
     "weights": (),
+    "awaited": (),
     "processes": (),
     "audit": (1,),
     "counts": (),
@@ -131,7 +132,7 @@ LOOKS: dict[str, tuple[Any, ...]] = {
     "stored_jobs": (EVERYTHING, 2),
     "count": (Selection(queues={"mail"}),),
 }
-OF_ONE_JOB = {"stored", "progress", "failed", "arguments", "shown_arguments", "result_of", "shown_result"}
+OF_ONE_JOB = {"stored", "progress", "steps", "failed", "arguments", "shown_arguments", "result_of", "shown_result"}
 
 
 def test_all_looks_are_tried():
@@ -162,6 +163,7 @@ def test_looking_at_one_job(shop: Packhorse):
         assert await inspection.ashown_arguments(job) == inspection.shown_arguments(job)
         assert (await inspection.aresult_of(job), await inspection.ashown_result(job)) == (2, 2)
         assert await inspection.aprogress(first) is None
+        assert await inspection.asteps(first) == []
         assert await inspection.afailed(EVERYTHING, "Error", limit=5, scan=5) == ([], 0, None)
         with pytest.raises(JobNotFound):
             await inspection.astored("nonsense")

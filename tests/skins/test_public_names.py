@@ -13,11 +13,14 @@ import pytest
 
 import packhorse
 from packhorse import Act, Change, EnqueueError, Failure, FailureKind, JobFailed, JobNotFound, Packhorse, Selection
+from packhorse.outcome import Awaits
 from packhorse.stores.contract import Audit
 from tests.skins.test_guide import errors
 
 FACTS: dict[str, Any] = {
     "after": 5.0,
+    "awaits": Awaits("approved:42"),
+    "delay": 5,
     "failure": Failure(FailureKind.EXCEPTION, "ValueError", "no", "Traceback …"),
     "id": "0198c5a0-0000-7000-8000-000000000000",
     "ids": ("one", "two"),

@@ -148,12 +148,35 @@ def climb(context: Context, steps: int, *, slowly: bool = False) -> int:
     assert_type(context.stop_requested, bool)
     assert_type(context.metadata, dict[str, Any])
     assert_type(current_context(), Context)
+    assert_type(context.step("charge", charge, 42, currency="EUR"), str)
+    context.checkpoint({"row": 1})
+    context.sleep(timedelta(days=1), "night")
     return steps
+
+
+async def wait_for(context: Context) -> None:
+    context.wait_for("approved:42", timeout=60)
+    await context.await_for("approved:42")
+
+
+def charge(order: int, *, currency: str = "USD") -> str:
+    return f"{order} {currency}"
+
+
+async def acharge(order: int) -> str | None:
+    return None
 
 
 @app.task(takes_context=True)
 async def aclimb(context: Context, steps: int) -> int:
+    assert_type(await context.astep("charge", charge, 42, currency="EUR"), str)
+    assert_type(await context.astep("again", acharge, 42), str | None)
+    await context.acheckpoint(await context.acursor(0))
+    await context.asleep(1.5)
     return steps
+
+
+assert_type(app.signal("approved:42", {"by": "ann"}, keep=timedelta(hours=1)), int)
 
 
 assert_type(climb(3, slowly=True), int)

@@ -73,7 +73,11 @@ async def wrong_result() -> int:
 def climb(context: Context, steps: int) -> int:
     context.progress("half")  # error
     context.attempt = 2  # error
-    return steps
+    context.step("double", len, 5)  # error
+    number: int = context.step("text", str, 5)  # error
+    context.sleep("a while")  # error
+    context.wait_for("go", until=5)  # error
+    return steps + number
 
 
 climb.enqueue(Context, 3)  # error

@@ -18,6 +18,7 @@ from packhorse.cli.limits import limits
 from packhorse.cli.queues import queues
 from packhorse.cli.schedules import schedules
 from packhorse.cli.shares import shares
+from packhorse.cli.signalling import signal
 from packhorse.cli.store import failpoints, migrate, status
 from packhorse.cli.tasks import tasks
 from packhorse.cli.work import worker
@@ -65,6 +66,7 @@ for command in (
     shares,
     dead,
     enqueue,
+    signal,
     check,
     doctor,
     migrate,

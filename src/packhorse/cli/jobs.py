@@ -20,6 +20,7 @@ from packhorse.cli.showing import ago, below, cell, grid, moment, note, print_js
 from packhorse.context import Progress
 from packhorse.errors import PayloadError
 from packhorse.job import Job, JobState, StoredJob
+from packhorse.steps import Step
 
 T = TypeVar("T")
 
@@ -91,17 +92,20 @@ def show_job(target: Target, id: str, arguments: bool, result: bool, as_json: bo
 def present(app: Packhorse, stored: StoredJob, *, arguments: bool, result: bool, as_json: bool) -> None:
     job = app.public(stored)
     progress, progress_error = _opened(lambda: app.inspection.progress(stored.id))
+    steps, steps_error = _opened(lambda: app.inspection.steps(stored.id))
     extras: dict[str, Any] = {}
     if arguments:
         extras |= _named("arguments", *_opened(lambda: app.inspection.shown_arguments(stored)))
     if result and job.state is JobState.SUCCEEDED and job.result_error is None:
         extras |= _named("result", *_opened(lambda: app.inspection.shown_result(stored)))
     if as_json:
-        print_json(job_dict(job) | {"progress": progress and asdict(progress)} | extras)
+        kept = None if steps is None else [asdict(step) for step in steps]
+        print_json(job_dict(job) | {"progress": progress and asdict(progress), "steps": kept} | extras)
         return
     done = progress_error and f"cannot be shown: {progress_error}" if progress is None else _progress(progress)
     sealed = [(name, readable(value)) for name, value in extras.items()]
-    show(grid([*_facts(job), ("progress", done), *sealed]))
+    past = steps_error and f"cannot be shown: {steps_error}" if steps is None else ", ".join(map(_step, steps))
+    show(grid([*_facts(job), ("progress", done), ("steps", past), *sealed]))
     for attempt in job.failures:
         spent = "" if attempt.spent else ", not spent"
         title = f"attempt {attempt.number}, {moment(attempt.ended_at)}{spent}: {attempt.failure}"
@@ -129,6 +133,10 @@ def _progress(progress: Progress) -> str:
     return f"{progress.done:g}{total}{percent}{progress.note and f': {progress.note}'}{when}"
 
 
+def _step(step: Step) -> str:
+    return f"{step.kind} {step.name}".rstrip() + f" ({ago(step.at)})"
+
+
 def _facts(job: Job) -> list[tuple[str, object]]:
     now = datetime.now(UTC)
     return [
@@ -143,6 +151,7 @@ def _facts(job: Job) -> list[tuple[str, object]]:
         ("share", job.share),
         ("created", moment(job.created_at, now)),
         ("run at", moment(job.run_at, now)),
+        ("awaits", job.awaits),
         ("expires", moment(job.expires_at, now)),
         ("claimed", moment(job.claimed_at, now)),
         ("started", moment(job.started_at, now)),

@@ -30,6 +30,7 @@ from packhorse.reporters import ErrorReport, report
 from packhorse.retry import RetryPolicy
 from packhorse.runtime.progress import Recorder
 from packhorse.seals import NEVER
+from packhorse.steps import Steps
 from packhorse.stores.contract import MERGED, Entry
 from packhorse.task import BaseTask, default_keep
 
@@ -77,6 +78,9 @@ class Performer:
 
     def take_token(self, pace: Pace, patience: int) -> int | None:
         return self._app.store.take_token(pace, patience)
+
+    def steps(self, token: Token) -> Steps:
+        return Steps(token, self._app)
 
     def close(self) -> None:
         self._recorder.close()
@@ -363,5 +367,7 @@ def _log_end(claim: Claim, outcome: Outcome, error: BaseException) -> None:
             wait = outcome.delay / SECOND
             text = "job %s (%s) ended attempt %d with %s; again in %.1f s"
             log.info(text, id, claim.task, attempt, kind, wait, extra=extra)
+        case JobState.READY:
+            log.info("job %s (%s) goes back in attempt %d: %s", id, claim.task, attempt, error, extra=extra)
         case _:
             log.info("job %s (%s) ended %s in attempt %d", id, claim.task, outcome.state, attempt, extra=extra)

@@ -19,6 +19,7 @@ EXCHANGE_BYTES = 1 << 20
 ADMIT_AT_ONCE = 1_000
 TICKS_KEPT = 30 * 24 * 3_600 * 1_000_000  # microseconds
 MERGED = "merged"  # the kind of entry that keeps the payload of a job that was merged into another
+SIGNAL = "signal"  # the kind of entry that keeps a signal which a job got
 RESULT_PRUNED = "it was kept for its time, and the job longer"
 
 
@@ -45,6 +46,11 @@ def rate_line(key: str) -> str:
 
 def parked_line(task: str) -> str:
     return f"{PARKED}{task}"
+
+
+def signal_entry(name: str, n: int) -> str:
+    """The name of the entry that keeps a signal; they sort as the signals came."""
+    return f"{name} {n:016x}"
 
 
 class ProcessInfo(NamedTuple):
@@ -308,6 +314,24 @@ class Tick(NamedTuple):
     job: bytes | None
 
 
+class Signal(NamedTuple):
+    """Numbered in the order they came; no number is given twice."""
+
+    n: int
+    name: str
+    data: bytes
+
+
+class Waiter(NamedTuple):
+    """A job that awaits a signal."""
+
+    signal: str
+    id: bytes
+
+
+NOBODY = Waiter("", b"")  # comes before all others
+
+
 class Audit(NamedTuple):
     at: int
     actor: str
@@ -396,8 +420,30 @@ class Store(ABC):
         """Keep entries of a running job; False, and nothing kept, where the token is old."""
 
     @abstractmethod
+    def now(self) -> int:
+        """The store's time, by which all delays count."""
+
+    @abstractmethod
     def held(self, process: bytes) -> list[Token]:
         """What the store thinks this process holds."""
+
+    # Signals.
+
+    @abstractmethod
+    def signal(self, name: str, data: bytes, keep: int) -> int:
+        """Every job that awaits the name gets the signal as an entry and is due now; how many.
+
+        It is kept for at least so many microseconds, for those who come to await it: an outcome that awaits a signal
+        which is there already makes the job due at once, with that entry.
+        """
+
+    @abstractmethod
+    def signals(self, name: str, after: int = 0, limit: int = 100) -> list[Signal]:
+        """Those of a name that are kept, in their order, behind the number `after`."""
+
+    @abstractmethod
+    def waiters(self, after: Waiter = NOBODY, limit: int = 100) -> list[Waiter]:
+        """Who awaits what, in the order of names and ids, behind `after`."""
 
     # Membership.
 
@@ -426,7 +472,7 @@ class Store(ABC):
 
     @abstractmethod
     def prune(self, retention: Retention, limit: int) -> int:
-        """Delete up to `limit` finished jobs that are kept no longer, and up to as many results; how many in all.
+        """Delete up to `limit` finished jobs that are kept no longer, as many results, and as many signals; how many.
 
         Those due first go first; among equals the one that finished first, then the smaller id.
         """

@@ -21,8 +21,10 @@ from packhorse.stores.contract import (
     FAIR,
     LIMIT,
     MERGED,
+    NOBODY,
     PARKED,
     RESULT_PRUNED,
+    SIGNAL,
     TICKS_KEPT,
     Act,
     Audit,
@@ -45,15 +47,18 @@ from packhorse.stores.contract import (
     RateView,
     Retention,
     Selection,
+    Signal,
     Store,
     StoredSchedule,
     Tick,
+    Waiter,
     Watch,
     fair_line,
     fair_scope,
     limit_line,
     parked_line,
     rate_line,
+    signal_entry,
     stranger,
 )
 
@@ -69,6 +74,7 @@ class _Job:
     run_at: int | None
     expires_at: int | None
     waits_on: str = ""
+    awaits: str | None = None
     epoch: int = 0
     attempts: int = 0
     losses: int = 0
@@ -108,6 +114,7 @@ class _Job:
         self.order_key = moment - self.priority * self.ageing
         self.state = JobState.WAITING
         self.waits_on = ""
+        self.awaits = None
         if self.new.share is not None:
             self.waits_on = fair_line(self.queue, self.new.share)
         elif not self.new.terms.limited:
@@ -155,6 +162,8 @@ class MemoryStore(Store):
         self._schedules: dict[str, StoredSchedule] = {}
         self._ticks: dict[tuple[str, int], bytes | None] = {}
         self._unique: dict[str, tuple[bytes, int | None]] = {}  # who has a key, and when it lapses by itself
+        self._signals: list[tuple[Signal, int]] = []  # and until when each is kept
+        self._signal_numbers = count(1)
         self._audit: list[Audit] = []
         self._changed = threading.Condition(threading.RLock())
         self._changes = 0
@@ -307,6 +316,10 @@ class MemoryStore(Store):
             job.run_at = job.order_key = now + outcome.delay
             if outcome.delay <= 0:
                 job.become_due(job.order_key)
+            elif outcome.awaits is not None:
+                job.awaits = outcome.awaits.signal
+                for signal in self.signals(*outcome.awaits, limit=1):
+                    self._deliver(signal, job, now)
         return True
 
     # Turns, permits, tokens and unique keys.
@@ -428,6 +441,7 @@ class MemoryStore(Store):
         self._free_permits(job)
         self._free_unique(job)
         job.state = JobState.CANCELLED
+        job.awaits = None
         job.finished_at = now
         job.outcome = Outcome(Token(b"", 0, job.new.id, job.epoch), JobState.CANCELLED, reason=reason)
         job.epoch += 1
@@ -501,10 +515,39 @@ class MemoryStore(Store):
             job.entries.update({(entry.kind, entry.name): entry.data for entry in entries})
             return True
 
+    def now(self) -> int:
+        return self.clock.now()
+
     def held(self, process: bytes) -> list[Token]:
         with self._changed:
             tokens = (job.token for job in self._jobs.values() if job.token is not None)
             return sorted(token for token in tokens if token.process == process)
+
+    # Signals.
+
+    def signal(self, name: str, data: bytes, keep: int) -> int:
+        with self._changed:
+            now = self.clock.now()
+            signal = Signal(next(self._signal_numbers), name, data)
+            self._signals.append((signal, now + keep))
+            waiting = [job for job in self._jobs.values() if job.awaits == name]
+            for job in waiting:
+                self._deliver(signal, job, now)
+            self._notify()
+            return len(waiting)
+
+    def _deliver(self, signal: Signal, job: _Job, now: int) -> None:
+        job.entries[SIGNAL, signal_entry(signal.name, signal.n)] = signal.data
+        job.become_due(now)
+
+    def signals(self, name: str, after: int = 0, limit: int = 100) -> list[Signal]:
+        with self._changed:
+            return [signal for signal, _ in self._signals if signal.name == name and signal.n > after][:limit]
+
+    def waiters(self, after: Waiter = NOBODY, limit: int = 100) -> list[Waiter]:
+        with self._changed:
+            waiting = [Waiter(job.awaits, job.new.id) for job in self._jobs.values() if job.awaits is not None]
+            return sorted(waiter for waiter in waiting if waiter > after)[:limit]
 
     # Membership.
 
@@ -581,7 +624,7 @@ class MemoryStore(Store):
             self._forget_unused(now)
             for key, moment in [tick for tick in self._ticks if tick[1] < now - TICKS_KEPT]:
                 del self._ticks[key, moment]
-            return len(old[:limit]) + self._forget_results(now, limit)
+            return len(old[:limit]) + self._forget_results(now, limit) + self._forget_signals(now, limit)
 
     def _forget_unused(self, now: int) -> None:
         """Numbers of keys that nobody uses."""
@@ -602,6 +645,12 @@ class MemoryStore(Store):
             job.outcome = job.outcome._replace(result=None, result_error=RESULT_PRUNED)
             job.result_until = None
         return len(old[:limit])
+
+    def _forget_signals(self, now: int, limit: int) -> int:
+        old = sorted((until, signal.n) for signal, until in self._signals if until <= now)[:limit]
+        gone = {n for _, n in old}
+        self._signals = [kept for kept in self._signals if kept[0].n not in gone]
+        return len(old)
 
     # Schedules.
 
@@ -939,6 +988,7 @@ class MemoryStore(Store):
             failure=last.failure if last is not None else None,
             result=last.result if wide and last is not None else None,
             result_error=last.result_error if last is not None else None,
+            awaits=job.awaits,
             failures=tuple(self._attempt(*row) for row in job.failures) if wide else (),
             payload=job.new.payload if wide else b"",
         )

@@ -20,9 +20,10 @@ from packhorse.limits import Pace
 from packhorse.outcome import Outcome, release
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
-from packhorse.stores import sqlite_exchange, sqlite_jobs, sqlite_schedules
+from packhorse.stores import sqlite_exchange, sqlite_jobs, sqlite_schedules, sqlite_signals
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
+    NOBODY,
     RESULT_PRUNED,
     Act,
     Audit,
@@ -46,9 +47,11 @@ from packhorse.stores.contract import (
     RateView,
     Retention,
     Selection,
+    Signal,
     Store,
     StoredSchedule,
     Tick,
+    Waiter,
     Watch,
     stranger,
 )
@@ -218,9 +221,29 @@ class SQLiteStore(Store):
         failpoint("record.after_commit")
         return True
 
+    def now(self) -> int:
+        return self.clock.now()
+
     def held(self, process: bytes) -> list[Token]:
         with self._cursor() as c:
             return [Token(*row) for row in c.execute(f"{HELD} order by nonce, id, epoch", (process,))]
+
+    # Signals.
+
+    def signal(self, name: str, data: bytes, keep: int) -> int:
+        with self._transaction() as c:
+            woken = sqlite_signals.signal(c, name, data, keep, self.clock.now())
+            failpoint("signal.before_commit")
+        failpoint("signal.after_commit")
+        return woken
+
+    def signals(self, name: str, after: int = 0, limit: int = 100) -> list[Signal]:
+        with self._cursor() as c:
+            return sqlite_signals.signals(c, name, after, limit)
+
+    def waiters(self, after: Waiter = NOBODY, limit: int = 100) -> list[Waiter]:
+        with self._cursor() as c:
+            return sqlite_signals.waiters(c, after, limit)
 
     # Membership.
 
@@ -307,7 +330,8 @@ class SQLiteStore(Store):
         self._look_at_wal()
         with self._cursor() as c:
             old_results = c.execute(OLD_RESULTS, (self.clock.now(), 1)).fetchone()
-            if not (old_results or self._prunable(c, retention, 1) or admission.remembers(c)):
+            old = old_results or sqlite_signals.has_old(c, self.clock.now()) or self._prunable(c, retention, 1)
+            if not (old or admission.remembers(c)):
                 return 0
         with self._transaction() as c:
             ids = self._prunable(c, retention, limit)
@@ -316,9 +340,10 @@ class SQLiteStore(Store):
             admission.forget_unused(c, self.clock.now())
             sqlite_schedules.forget_ticks(c, self.clock.now())
             results = c.execute(FORGET_RESULTS, (RESULT_PRUNED, self.clock.now(), limit)).rowcount
+            signals = sqlite_signals.forget_old(c, self.clock.now(), limit)
             failpoint("prune.before_commit")
         failpoint("prune.after_commit")
-        return len(ids) + results
+        return len(ids) + results + signals
 
     def _look_at_wal(self) -> None:
         """As long as somebody reads one snapshot, SQLite cannot begin its write-ahead log anew."""

@@ -25,7 +25,8 @@ CONFLICTS = list(Conflict)
 # A job that has become due: jobs of a share wait for their turn, those with limits at the door.
 DUE = f"""
     state = case when limited or share is not null then 2 else 3 end,
-    waits_on = case when share is null then '' else '{FAIR}' || queue || '/' || share end
+    waits_on = case when share is null then '' else '{FAIR}' || queue || '/' || share end,
+    awaits = null
 """
 LED = "coalesce(priority, 0) * ageing"  # how much earlier its priority lets it stand
 ARRIVED = """
@@ -84,7 +85,8 @@ RIVALS = """
     order by created_at, job.id
 """
 CANCEL_ONE = """
-    update job set state = 7, waits_on = '', finished_at = ?, process = null, epoch = epoch + 1 where n = ?
+    update job set state = 7, waits_on = '', awaits = null, finished_at = ?, process = null, epoch = epoch + 1
+    where n = ?
 """
 RATE = "select tokens, period, burst, brought_by, since, taken, wake_at from rate where key = ?"
 SAVE_RATE = """

@@ -17,7 +17,7 @@ from packhorse.job import Claim, JobState, NewJob, Token
 from packhorse.outcome import Outcome, heed
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
-from packhorse.stores import sqlite_unique
+from packhorse.stores import sqlite_signals, sqlite_unique
 from packhorse.stores.contract import FAIR, fair_line
 from packhorse.stores.sqlite_admission import Freed, Runs
 from packhorse.stores.sqlite_batches import batched, prepared
@@ -237,6 +237,8 @@ def finish(
         outcomes = [outcome for outcome in outcomes if outcome.keep != 0 or not outcome.state.finished]
     batched(c, INSERT_ENDING, [_ending_row(outcome, now) for outcome in outcomes if _has_ending(outcome)])
     for outcome in outcomes:
+        if outcome.awaits is not None and outcome.state is JobState.SCHEDULED and outcome.delay > 0:
+            sqlite_signals.wait(c, outcome.token.id, outcome.awaits, now)
         if outcome.failure is not None and not outcome.state.finished:
             began = None if outcome.duration is None else now - outcome.duration
             row = (outcome.spent, began, now, outcome.failure, outcome.spent, outcome.token.id)

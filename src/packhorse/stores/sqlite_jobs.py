@@ -33,7 +33,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MOMENT = to_microseconds(datetime(9999, 12, 31, tzinfo=UTC))
 COLUMNS = """
     job.id, task, state, queue, coalesce(-priority, rank), attempts, losses, created_at, run_at, expires_at,
-    claimed_at, started_at, finished_at, process, share, tags, reason, failure, result_error
+    claimed_at, started_at, finished_at, process, share, tags, reason, failure, result_error, awaits
 """
 VIEW = """
     from payload join job on job.n = payload.n and job.id = payload.id left join ending on ending.id = payload.id
@@ -168,7 +168,7 @@ def select(
 
 def narrow(row: Sequence[Any]) -> dict[str, Any]:
     (id, task, state, queue, rank, attempts, losses, created_at, run_at, expires_at, claimed_at, started_at) = row[:12]
-    finished_at, process, share, tags, reason, failure, result_error = row[12:]
+    finished_at, process, share, tags, reason, failure, result_error, awaits = row[12:]
     owned = process is not None and state >= RUNNING
     return {
         "id": to_text(id),
@@ -190,6 +190,7 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
         "reason": reason,
         "failure": envelope(failure),
         "result_error": result_error,
+        "awaits": awaits,
     }
 
 

@@ -58,8 +58,8 @@ HOW = {
 class NotPerformed(NotFinished):
     """Somebody waits inside a test for a job that nobody will perform meanwhile."""
 
-    def __init__(self, id: str, state: JobState) -> None:
-        how = HOW.get(state, "drain() first")
+    def __init__(self, id: str, state: JobState, awaits: str | None = None) -> None:
+        how = HOW.get(state, "drain() first") if awaits is None else f"app.signal({awaits!r}, …) and drain()"
         PackhorseError.__init__(
             self,
             f"Job {id} is {state}, and in a test it stays so until you say otherwise: {how}, or use inline(app) where "
@@ -339,6 +339,12 @@ class RecordingStore(MemoryStore):
             tell(fresh)
         return ids
 
+    def signal(self, name: str, data: bytes, keep: int) -> int:
+        woken = super().signal(name, data, keep)
+        if self._on_insert is not None:
+            self._on_insert([])
+        return woken
+
     def tick(self, schedule: StoredSchedule, jobs: Sequence[tuple[int, NewJob]], **after: Any) -> list[Tick] | None:
         """Performing comes behind the stroke: inside it everybody else would have to wait."""
         with self._changed:
@@ -369,7 +375,7 @@ class RecordingStore(MemoryStore):
     def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
         ended = super().wait_jobs(ids, 0)
         if not ended and timeout > 0 and (job := self.job(min(ids))) is not None:
-            raise NotPerformed(job.id, job.state)
+            raise NotPerformed(job.id, job.state, job.awaits)
         return ended
 
 

@@ -58,6 +58,7 @@ SUITE = (
     "test_schedules",
     "test_schema",
     "test_shares",
+    "test_signals",
     "test_starting",
     "test_state_machine",
     "test_unique",

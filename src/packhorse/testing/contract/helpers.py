@@ -235,6 +235,8 @@ def everything(store: Store) -> object:
         store.weights(),
         store.processes(),
         store.audit(),
+        store.signals("go"),
+        store.waiters(),
         epochs(store),
         leftovers(store),
     )

@@ -7,7 +7,7 @@ import pytest
 from packhorse.clock import SECOND, ManualClock
 from packhorse.errors import StoreDataError
 from packhorse.job import JobState
-from packhorse.outcome import Outcome
+from packhorse.outcome import Awaits, Outcome
 from packhorse.stores import Store
 from packhorse.stores.contract import ProcessInfo
 from packhorse.testing.contract.helpers import (
@@ -31,6 +31,9 @@ def busy(store: Store, worker: Worker, clock: ManualClock) -> Store:
     insert(store, *"abcdefgh", job("later", delay=SECOND), job("over", priority=1))
     worker.finish(cancelled(worker.claim_one()))
     worker.finish(succeeded(worker.claim_one(), b"1")._replace(result_ttl=SECOND))
+    insert(store, job("asleep", priority=1))
+    wait = Awaits("go")
+    worker.finish(Outcome(worker.claim_one().token, JobState.SCHEDULED, spent=False, delay=LEASE, awaits=wait))
     worker.claim(4)
     store.pause("asleep", None, "ann", "")
     clock.advance(2)

@@ -32,6 +32,7 @@ create table job (
     prune_at    integer,                        -- where the rule for its state does not count
     asked       text,                           -- an operator wants the running job to end, and why
     asked_seal  blob,
+    awaits      text,                           -- a signal that makes it due before its time, while it is scheduled
     check (state < ''),
     check (queue < x''),
     check (rank < ''),
@@ -44,13 +45,15 @@ create table job (
     check (expires_at < ''),
     check (nonce < ''),
     check (asked < x''),
-    check (asked_seal >= x'')
+    check (asked_seal >= x''),
+    check (awaits < x'')
 );
 
 create index job_to_claim   on job (queue, rank, order_key, id)  where state = 3;
 create index job_to_promote on job (order_key, id)               where state = 1;
 create index job_waiting    on job (waits_on, rank, order_key, id) where state = 2;
 create index job_held       on job (process, nonce, id)          where state = 4;
+create index job_awaiting   on job (awaits, id)                  where awaits is not null;
 create index job_to_prune   on job (state, prune_at, finished_at, id) where state > 4;
 
 create table payload (
@@ -188,6 +191,20 @@ create table unique_key (
 
 create index unique_key_of_job on unique_key (id);
 create index unique_key_lapsed on unique_key (lapses_at) where lapses_at is not null;
+
+-- Numbers go on where all were deleted: a job remembers the last it got.
+create table signal (
+    n     integer primary key autoincrement,
+    name  text    not null,
+    data  blob    not null,
+    until integer not null,
+    check (name < x''),
+    check (data >= x''),
+    check (until < '')
+);
+
+create index signal_of_name on signal (name, n);
+create index signal_until   on signal (until, n);
 
 create table process (
     id          blob    not null primary key,

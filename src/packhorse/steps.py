@@ -1,0 +1,183 @@
+"""What a job keeps of itself between attempts: what its steps returned, a cursor, when it wakes, the signals it got.
+
+Each is an entry of the job, sealed, and written under the claim: what was kept is there for the next attempt, and who
+no longer has the job keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from packhorse.clock import LONGEST, length
+from packhorse.errors import ClaimLost, ConfigError, DuplicateStep, PutBack, SignalTimeout
+from packhorse.ids import to_text
+from packhorse.job import Token
+from packhorse.outcome import Awaits
+from packhorse.queues import check_name
+from packhorse.seals import OpenedValue
+from packhorse.shapes import Shapes, shapes_of
+from packhorse.stores.contract import SIGNAL, Entry, signal_entry
+
+if TYPE_CHECKING:
+    from packhorse.app import Packhorse
+
+STEP, CURSOR, SLEEP, WAIT = "step", "cursor", "sleep", "wait"
+KINDS = frozenset({STEP, CURSOR, SLEEP, WAIT, SIGNAL})
+NAME_CAP = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something a job has kept, as others see it: a step, its cursor, a sleep, a wait with a timeout, or a signal."""
+
+    kind: str
+    name: str
+    at: datetime
+
+
+class Found(NamedTuple):
+    value: Any
+
+
+class Steps:
+    """Of one attempt. Without an application, for a task that is called in place, they last as long as the call."""
+
+    def __init__(self, token: Token, app: Packhorse | None = None) -> None:
+        self._token = token
+        self._app = app
+        self._entries: dict[tuple[str, str], bytes] | None = None
+        self._used: set[tuple[str, str]] = set()
+        self._sleeps = 0
+        self._waits: Counter[str] = Counter()
+        self._last_signal: dict[str, int] = {}
+        self._cursor: Found | None = None
+
+    # Steps.
+
+    def find(self, name: str, function: Callable[..., Any]) -> Found | None:
+        """What the step returned in an earlier attempt."""
+        self._use(STEP, name)
+        kept = self._kept(STEP, name)
+        return kept and Found(self._shapes(function).load_result(kept.value))
+
+    def keep(self, name: str, function: Callable[..., Any], value: Any) -> None:
+        self._keep(STEP, name, self._shapes(function).dump_result(value), f"the result of step {name!r}")
+
+    def _use(self, kind: str, name: object) -> None:
+        if not isinstance(name, str) or not 1 <= len(name) <= NAME_CAP or not name.isprintable():
+            raise ConfigError(f"{name!r} cannot be the name of a {kind}: use 1 to {NAME_CAP} printable letters.")
+        if (kind, name) in self._used:
+            raise DuplicateStep(name)
+        self._used.add((kind, name))
+
+    def _shapes(self, function: Callable[..., Any]) -> Shapes:
+        return Shapes() if self._app is None else shapes_of(function, carried=self._app.codec.registered)
+
+    # The cursor.
+
+    def cursor(self, default: Any) -> Any:
+        found = self._cursor or self._kept(CURSOR, "")
+        return default if found is None else found.value
+
+    def checkpoint(self, cursor: Any) -> None:
+        self._keep(CURSOR, "", cursor, "the cursor")
+        self._cursor = Found(cursor)
+
+    # Sleeping and waiting.
+
+    def sleep(self, lasting: timedelta | float, name: str | None) -> None:
+        wait = _length(lasting, "A sleep")
+        self._sleeps += name is None
+        name = str(self._sleeps) if name is None else name
+        self._use(SLEEP, name)
+        if self._app is None or wait == 0:
+            return
+        kept, now = self._kept(SLEEP, name), self._app.store.now()
+        wake_at = now + wait if kept is None else kept.value
+        if kept is None:
+            self._keep(SLEEP, name, wake_at, "a sleep")
+        if wake_at > now:
+            raise PutBack("asleep", delay=wake_at - now)
+
+    def wait_for(self, signal: str, timeout: timedelta | float | None) -> Any:
+        check_name(signal, "signal name")
+        patience = None if timeout is None else _length(timeout, "A timeout")
+        if self._app is None:
+            raise ConfigError(f"Only a job can wait for signal {signal!r}. Enqueue the task instead of calling it.")
+        self._waits[signal] += 1
+        name = f"{signal} {self._waits[signal]}"
+        kept = self._kept(WAIT, name)
+        until, in_vain = (None, False) if kept is None else kept.value
+        if in_vain:
+            raise SignalTimeout(signal)
+        if (found := self._next_signal(signal)) is not None:
+            return found.value
+        now = self._app.store.now()
+        if patience is not None and until is None:
+            until = now + patience
+        delay = LONGEST if until is None else until - now
+        if until is not None and (kept is None or delay <= 0):
+            self._keep(WAIT, name, [until, delay <= 0], "a wait")
+        if delay <= 0:
+            raise SignalTimeout(signal)
+        raise PutBack(f"awaits {signal}", delay=delay, awaits=Awaits(signal, self._last_signal.get(signal, 0)))
+
+    def _next_signal(self, name: str) -> Found | None:
+        """The first that no earlier wait of this attempt got: one that the job has, else one that the store keeps."""
+        assert self._app is not None
+        after = self._last_signal.get(name, 0)
+        of_name = [entry for kind, entry in self._loaded() if kind == SIGNAL and entry.startswith(f"{name} ")]
+        entry = min((entry for entry in of_name if entry > signal_entry(name, after)), default=None)
+        if entry is not None:
+            data = self._loaded()[SIGNAL, entry]
+        elif kept := self._app.store.signals(name, after, 1):
+            entry, data = signal_entry(name, kept[0].n), kept[0].data
+            self._record(SIGNAL, entry, data)
+        else:
+            return None
+        found = self._decoded(self._app.seals.open_signal(name, data))
+        self._last_signal[name] = int(entry.rpartition(" ")[2], 16)
+        return found
+
+    # Entries.
+
+    def _kept(self, kind: str, name: str) -> Found | None:
+        data = self._loaded().get((kind, name))
+        if data is None or self._app is None:
+            return None
+        return self._decoded(self._app.seals.open_value(self._token.id, kind, name, data))
+
+    def _decoded(self, opened: OpenedValue) -> Found:
+        assert self._app is not None
+        return Found(self._app.codec.decode_result(opened.body, typed=opened.typed))
+
+    def _loaded(self) -> dict[tuple[str, str], bytes]:
+        """What earlier attempts kept; read when the first of it is asked for."""
+        if self._entries is None:
+            entries = [] if self._app is None else self._app.store.entries(self._token.id)
+            self._entries = {(kind, name): data for kind, name, data in entries if kind in KINDS and type(name) is str}
+        return self._entries
+
+    def _keep(self, kind: str, name: str, value: Any, what: str) -> None:
+        if self._app is not None:
+            encoded = self._app.codec.encode_value(value, what)
+            self._record(kind, name, self._app.seals.value(self._token.id, kind, name, encoded, self._app.clock.now()))
+
+    def _record(self, kind: str, name: str, data: bytes) -> None:
+        assert self._app is not None
+        if not self._app.store.record(self._token, [Entry(kind, name, data)]):
+            raise ClaimLost(to_text(self._token.id))
+
+
+def _length(value: timedelta | float, what: str) -> int:
+    try:
+        found = length(value)
+    except (TypeError, ValueError):  # no number, or none that is one
+        found = -1
+    if found < 0:
+        raise ConfigError(f"{what} must be a number of seconds or a timedelta, and not negative: {value!r}.")
+    return found
