@@ -107,6 +107,8 @@ def decide(
         case Snooze():
             delay = max(0, length(error.after))
             return Outcome(token, JobState.SCHEDULED, spent=False, delay=delay, duration=duration)
+        case BaseExceptionGroup() if error.split(PutBack)[1] is None:  # of tasks that the task waits for together
+            return decide(claim, error.exceptions[0], policy, duration)
         case PutBack(delay=None):
             return release(token)
         case PutBack(delay=delay, awaits=awaits):
@@ -159,7 +161,7 @@ def decide_lost(
 
 def heed(outcome: Outcome, asked: str) -> Outcome:
     """An operator asked for the job's end: it must not come back."""
-    return outcome._replace(state=JobState.CANCELLED, delay=0, reason=asked, awaits=None)
+    return outcome._replace(state=JobState.CANCELLED, delay=0, reason=asked)
 
 
 def broken(token: Token, error: BaseException) -> Outcome:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from packhorse.clock import SECOND
-from packhorse.errors import Cancel, ProcessExitError, ProcessPrunedError, Retry, Snooze, TaskError
+from packhorse.errors import Cancel, ClaimLost, ProcessExitError, ProcessPrunedError, PutBack, Retry, Snooze, TaskError
 from packhorse.job import MESSAGE_CAP, TRACEBACK_CAP, Claim, Failure, FailureKind, JobState, Token
-from packhorse.outcome import Outcome, bare, decide, decide_lost, expire, refuse, release, stop, succeed
+from packhorse.outcome import Awaits, Outcome, bare, decide, decide_lost, expire, refuse, release, stop, succeed
 from packhorse.retry import Fixed, RetryPolicy
 
 TOKEN = Token(b"p" * 16, 7, b"j" * 16, 1)
@@ -98,6 +98,24 @@ def test_snooze_comes_back_later_and_spends_nothing(policy: RetryPolicy):
     outcome = decide(claim(attempts=5), Snooze(timedelta(minutes=1)), policy, 5)
     assert (outcome.state, outcome.spent, outcome.delay) == (JobState.SCHEDULED, False, 60 * SECOND)
     assert outcome.failure is None
+
+
+@pytest.mark.parametrize("policy", [ONCE, FOREVER])
+def test_a_put_back_spends_nothing_whatever_the_retries(policy: RetryPolicy):
+    """In place, after a while, or when a signal comes."""
+    assert decide(claim(), PutBack("stopped"), policy, 5) == release(TOKEN)
+    assert decide(claim(), ClaimLost("id"), policy, 5) == release(TOKEN)
+    wait = Outcome(TOKEN, JobState.SCHEDULED, spent=False, delay=SECOND, duration=5)
+    assert decide(claim(), PutBack("asleep", delay=SECOND), policy, 5) == wait
+    awaits = Awaits("go", 7)
+    assert decide(claim(), PutBack("awaits", delay=SECOND, awaits=awaits), policy, 5) == wait._replace(awaits=awaits)
+
+
+def test_put_backs_of_a_group_are_one():
+    """Unless there is an error among them."""
+    group = BaseExceptionGroup("", [BaseExceptionGroup("", [PutBack("a", delay=5)]), PutBack("b", delay=7)])
+    assert decide(claim(), group, ONCE, 5).delay == 5
+    assert decide(claim(), BaseExceptionGroup("", [group, ValueError()]), ONCE, 5).state is JobState.FAILED
 
 
 def test_cancel_ends_the_job_and_keeps_the_reason():

@@ -641,6 +641,25 @@ def test_waits_for_one_name_get_one_signal_after_the_other(app: Packhorse):
         assert job.result(SOON) == [1, 2, 3]
 
 
+def test_waits_beside_each_other(app: Packhorse):
+    """In a group of tasks, until all have come, whichever is first."""
+
+    @app.task(takes_context=True)
+    async def order(context: Context) -> list[Any]:
+        async with asyncio.TaskGroup() as together:
+            waits = [together.create_task(context.await_for(name, timeout=600)) for name in ("one", "other")]
+        return [wait.result() for wait in waits]
+
+    with Embedded(app):
+        job = order.enqueue()
+        wait_until(lambda: job.look().awaits, "it awaits one of them")
+        app.signal("other", 2)
+        wait_awaiting(job, "one")
+        app.signal("one", 1)
+        assert job.result(SOON) == [1, 2]
+    assert (job.look().attempts, job.look().failures) == (1, ())
+
+
 def test_a_wait_may_be_in_vain(app: Packhorse):
     """SignalTimeout, now and in every later attempt, though a signal has come since; the next wait gets that."""
 

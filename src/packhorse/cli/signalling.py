@@ -31,7 +31,8 @@ def signal(target: Target, name: str, data: str | None, keep: timedelta, as_json
     """
     if not target.named:
         raise click.UsageError("A signal is signed for one application: give --app, or --app-name with --store.")
-    woken = target.open().signal(name, _value(data), keep=keep)
+    value = _value(data)
+    woken = target.open().signal(name, value, keep=keep)
     if as_json:
         print_json({"jobs": woken})
     else:
