@@ -33,6 +33,7 @@ from packhorse.task import BaseTask, Call, CoroutineTask, Declared, Options, Tas
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from packhorse.flow import FlowHandle
     from packhorse.moments import Rule
     from packhorse.scheduling import Bounds, Schedules
 
@@ -294,6 +295,12 @@ class Packhorse:
 
     async def ajob(self, id: str | uuid.UUID) -> JobHandle[Any]:
         return await in_thread(self.job, id)
+
+    def flow(self, id: str | uuid.UUID) -> FlowHandle:
+        """The flow of that id, enqueued by any process."""
+        from packhorse.flow import FlowHandle
+
+        return FlowHandle(self, known_id(id))
 
     @property
     def ageing(self) -> int:

@@ -21,7 +21,7 @@ from packhorse.errors import Cancel, PayloadError
 from packhorse.events import Event, EventKind
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
-from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, Token, storable
+from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, StoredJob, Token, storable
 from packhorse.limits import Pace
 from packhorse.logs import job_extra
 from packhorse.masking import mask_text, secrets_in
@@ -35,6 +35,7 @@ from packhorse.task import BaseTask, default_keep
 
 log = logging.getLogger("packhorse.jobs")
 
+RESULTS_AT_ONCE = 1_000
 SKEW = 60 * SECOND  # how far the clocks of enqueuing programs and workers may be apart
 
 
@@ -168,7 +169,7 @@ class Performer:
             task = self._tasks.get(claim.task)
             if task is None or opened.version > task.stored.version:
                 return self.kept(claim, self._strayed(claim, task))
-            args, kwargs, metadata = task.read(opened)
+            args, kwargs, metadata = task.read(opened, self._results)
             if task.rules.merges:
                 entries = self._app.store.entries(claim.token.id)
                 args, kwargs = task.merged(args, kwargs, self._merged_into(claim.task, task, entries))
@@ -180,6 +181,33 @@ class Performer:
         if self._app.events.wants(EventKind.STARTED):
             self._tell_started(claim)
         return Prepared(task, context, args, kwargs)
+
+    def _results(self, said: Any) -> dict[str, Any]:
+        """Of earlier jobs of the flow, by the arguments they are for."""
+        try:
+            return {name: self._result(*where) for name, where in said.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PayloadError(f"It refers to results in a way that Packhorse does not write: {error}.") from None
+
+    def _result(self, hex: str, first: int | None = None, count: int = 0) -> Any:
+        if first is None:
+            job = self._app.store.job(bytes.fromhex(hex))
+            if job is None:
+                raise PayloadError("The job before it is no longer kept, and its result with it.")
+            return self._result_of(job)
+        found: list[Any] = [None] * count
+        after = first - 1
+        while after < first + count - 1 and (
+            page := self._app.store.members(bytes.fromhex(hex), after, RESULTS_AT_ONCE)
+        ):
+            for place, job in page:
+                if place < first + count:
+                    found[place - first] = self._result_of(job)
+            after = page[-1][0]
+        return found
+
+    def _result_of(self, job: StoredJob) -> Any:
+        return self._app.inspection.result_of(job) if job.state is JobState.SUCCEEDED else None
 
     def _merged_into(
         self, name: str, task: BaseTask[..., Any], entries: Iterable[Entry]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
+from packhorse.errors import StoreDataError
 from packhorse.ids import to_text
-from packhorse.job import Claim, JobState, NewJob, StoredAttempt, StoredJob, Token
+from packhorse.job import Claim, JobState, Need, NewJob, StoredAttempt, StoredJob, Token
 from packhorse.limits import CATCH_UP, MERGES_CAP, TURN, Bucket, Conflict, Hold, Pace, UniqueConflict
 from packhorse.outcome import Outcome, heed, release
 from packhorse.queues import Selected
@@ -19,8 +20,10 @@ from packhorse.signing import generate_secret
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
     FAIR,
+    GATE,
     LIMIT,
     MERGED,
+    NOT_NEEDED,
     PARKED,
     RESULT_PRUNED,
     TICKS_KEPT,
@@ -84,6 +87,11 @@ class _Job:
     outcome: Outcome | None = None
     failures: list[tuple[int, bytes, int | None, int, bytes, bool]] = field(default_factory=list)
     entries: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    parents: dict[bytes, tuple[Need, bool | None]] = field(default_factory=dict)  # how each ended; None: not yet
+
+    @property
+    def gated(self) -> bool:
+        return any(well is None for _, well in self.parents.values())
 
     @property
     def ageing(self) -> int:
@@ -108,7 +116,9 @@ class _Job:
         self.order_key = moment - self.priority * self.ageing
         self.state = JobState.WAITING
         self.waits_on = ""
-        if self.new.share is not None:
+        if self.gated:
+            self.waits_on = GATE
+        elif self.new.share is not None:
             self.waits_on = fair_line(self.queue, self.new.share)
         elif not self.new.terms.limited:
             self.state = JobState.READY
@@ -152,6 +162,8 @@ class MemoryStore(Store):
         self._rates: dict[str, _Rate] = {}
         self._turns: dict[tuple[str, int], dict[str, int]] = {}  # for each scope and rank the last turn of its shares
         self._weights: dict[str, int] = {}
+        self._members: dict[tuple[bytes, int], bytes] = {}
+        self._children: dict[bytes, set[bytes]] = {}
         self._schedules: dict[str, StoredSchedule] = {}
         self._ticks: dict[tuple[str, int], bytes | None] = {}
         self._unique: dict[str, tuple[bytes, int | None]] = {}  # who has a key, and when it lapses by itself
@@ -172,9 +184,61 @@ class MemoryStore(Store):
                 )
                 for new in jobs
             ]
+            self._check_family(jobs)
             ids = [self._insert(new, *its_times, now) for new, its_times in zip(jobs, times, strict=True)]
+            for new in jobs:
+                for child in new.before:
+                    self._make_child(self._jobs[child.id], new.id, child.need)
+            for new in jobs:
+                for parent in new.after:
+                    if (state := self._jobs[parent.id].state).finished:
+                        self._open_gates({parent.id: state is JobState.SUCCEEDED}, now)
             self._notify()
             return ids
+
+    def _make_child(self, job: _Job, parent: bytes, need: Need) -> None:
+        job.parents[parent] = (need, None)
+        self._children.setdefault(parent, set()).add(job.new.id)
+
+    def _check_family(self, jobs: Sequence[NewJob]) -> None:
+        coming = {new.id for new in jobs}
+        for new in jobs:
+            for parent in new.after:
+                if parent.id not in coming and parent.id not in self._jobs:
+                    raise StoreDataError(f"There is no job {to_text(parent.id)} to come after.")
+            for child in new.before:
+                if child.id not in self._jobs or self._jobs[child.id].waits_on != GATE:
+                    raise StoreDataError(f"Job {to_text(child.id)} does not wait any more: nothing can come before it.")
+
+    def _open_gates(self, how: Mapping[bytes, bool], now: int) -> None:
+        """Parents have ended, well or not: whoever waited for them goes on, or is cancelled with those behind it."""
+        while how:
+            doomed: dict[bytes, str] = {}
+            children = {child for id in how for child in self._children.get(id, ()) if child in self._jobs}
+            for job in [self._jobs[id] for id in sorted(children)]:
+                for id in job.parents.keys() & how.keys():
+                    need, before = job.parents[id]
+                    if before is None:
+                        job.parents[id] = (need, how[id])
+                if job.waits_on != GATE:
+                    continue
+                needs = list(job.parents.values())
+                if any(need is Need.SUCCESS and well is False for need, well in needs):
+                    doomed[job.new.id] = "a job before it did not succeed"
+                elif any(need is Need.FAILURE and well is False for need, well in needs):
+                    self._open_gate(job, now)
+                elif not job.gated:
+                    if any(need is Need.FAILURE for need, _ in needs):
+                        doomed[job.new.id] = NOT_NEEDED
+                    else:
+                        self._open_gate(job, now)
+            for id, reason in doomed.items():
+                self._end(self._jobs[id], reason, now)
+            how = dict.fromkeys(doomed, False)
+
+    def _open_gate(self, job: _Job, now: int) -> None:
+        job.parents = {id: (need, bool(well)) for id, (need, well) in job.parents.items()}
+        self._schedule(job, job.run_at, now)
 
     def _insert(self, new: NewJob, run_at: int | None, expires_at: int | None, now: int) -> bytes:
         if new.id in self._jobs:
@@ -182,8 +246,15 @@ class MemoryStore(Store):
         if new.terms.unique is not None and (earlier := self._give_way(new, run_at, now)) is not None:
             return earlier
         job = _Job(new, now, JobState.SCHEDULED, new.queue, new.priority, now, run_at, expires_at)
-        self._schedule(job, run_at, now)
+        for parent in new.after:
+            self._make_child(job, parent.id, parent.need)
         self._jobs[new.id] = job
+        if new.member is not None:
+            self._members[new.member] = new.id
+        if new.after:
+            job.become_due(now)
+        else:
+            self._schedule(job, run_at, now)
         if (unique := new.terms.unique) is not None:
             self._unique[unique.key] = (new.id, None if unique.lasting is None else now + unique.lasting)
         return new.id
@@ -303,6 +374,7 @@ class MemoryStore(Store):
                 None if outcome.result_ttl is None or outcome.result is None else now + outcome.result_ttl
             )
             job.started_at = None if outcome.duration is None else now - outcome.duration
+            self._open_gates({job.new.id: outcome.state is JobState.SUCCEEDED}, now)
         elif outcome.state is JobState.SCHEDULED:
             job.run_at = job.order_key = now + outcome.delay
             if outcome.delay <= 0:
@@ -316,7 +388,7 @@ class MemoryStore(Store):
         turns = self._take_turns(now)
         admitted = 0
         waiting = [job for job in self._jobs.values() if job.state is JobState.WAITING]
-        waiting = [job for job in waiting if not job.waits_on.startswith(PARKED)]
+        waiting = [job for job in waiting if not job.waits_on.startswith((PARKED, GATE))]
         waited_for = {job.waits_on for job in waiting}
         for job in sorted(waiting, key=lambda it: it.new.id, reverse=True):
             self._note_numbers(job)
@@ -425,6 +497,10 @@ class MemoryStore(Store):
             del self._unique[unique.key]
 
     def _cancel(self, job: _Job, reason: str, now: int) -> None:
+        self._end(job, reason, now)
+        self._open_gates({job.new.id: False}, now)
+
+    def _end(self, job: _Job, reason: str, now: int) -> None:
         self._free_permits(job)
         self._free_unique(job)
         job.state = JobState.CANCELLED
@@ -712,6 +788,8 @@ class MemoryStore(Store):
             found = (job for id, job in sorted(self._jobs.items()) if after is None or id > after)
             batch = [job for job in found if self._selected(job, selection)][:limit]
             moved = asked = 0
+            if change.act is Act.RETRY:
+                self._close_gates(batch)
             for job in batch:
                 if job.state is not JobState.RUNNING:
                     moved += self._move(job, change, reason, now)
@@ -722,6 +800,13 @@ class MemoryStore(Store):
             self._audit.append(Audit(now, actor, change.act, reason, moved + asked))
             self._notify()
             return Moved(moved, asked, batch[-1].new.id if len(batch) == limit else None)
+
+    def _close_gates(self, batch: Sequence[_Job]) -> None:
+        """Whoever waits for one that goes round again, or goes round with it, waits for its new end."""
+        again = {job.new.id for job in batch if job.state in (JobState.FAILED, JobState.CANCELLED)}
+        for job in self._jobs.values():
+            if job.new.id in again or job.waits_on == GATE:
+                job.parents |= {id: (job.parents[id][0], None) for id in job.parents.keys() & again}
 
     def _move(self, job: _Job, change: Change, reason: str, now: int) -> bool:
         match change.act:
@@ -740,6 +825,7 @@ class MemoryStore(Store):
                 self._free_permits(job)
                 self._free_unique(job)
                 del self._jobs[job.new.id]
+                self._open_gates({job.new.id: False}, now)
             case Act.CHANGE if not job.state.finished:
                 self._change(job, change)
             case _:
@@ -829,6 +915,17 @@ class MemoryStore(Store):
             job = self._jobs.get(id)
             return [Entry(kind, name, data) for (kind, name), data in sorted(job.entries.items())] if job else []
 
+    def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
+        with self._changed:
+            found = sorted((place, id) for (its_flow, place), id in self._members.items() if its_flow == flow)
+            rows = [(place, self._jobs[id]) for place, id in found if place > after and id in self._jobs][:limit]
+            return [(place, self._view(job, wide=True)) for place, job in rows]
+
+    def flow_counts(self, flow: bytes) -> dict[JobState, int]:
+        with self._changed:
+            ids = [id for (its_flow, _), id in self._members.items() if its_flow == flow]
+            return dict(Counter(self._jobs[id].state for id in ids if id in self._jobs))
+
     def queues(self) -> list[QueueCounts]:
         with self._changed:
             pauses = {pause.name: pause for pause in self.pauses() if pause.kind is Paused.QUEUE}
@@ -903,6 +1000,7 @@ class MemoryStore(Store):
             and _within(job.state, selection.states)
             and _within(job.queue, selection.queues)
             and _within(job.new.task, selection.tasks)
+            and (selection.flow is None or (job.new.member is not None and job.new.member[0] == selection.flow))
             and (selection.tags is None or bool(set(job.new.tags) & set(selection.tags)))
             and _between(job.created_at, selection.created_from, selection.created_before)
             and _between(job.finished_at, selection.finished_from, selection.finished_before)

@@ -20,7 +20,7 @@ from packhorse.limits import Pace
 from packhorse.outcome import Outcome, release
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
-from packhorse.stores import sqlite_exchange, sqlite_jobs, sqlite_schedules
+from packhorse.stores import sqlite_due, sqlite_exchange, sqlite_jobs, sqlite_schedules
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
     RESULT_PRUNED,
@@ -69,7 +69,7 @@ WAL_WARNING_EVERY = 60.0
 HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
 ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
 PROMOTE = f"""
-    update job set {admission.DUE}, order_key = order_key - {admission.LED}
+    update job set {sqlite_due.DUE}, order_key = order_key - {sqlite_due.LED}
     where state = 1 and (order_key, id) <= (?, ?)
 """
 ENDED_PAUSES = "select kind, name from pause where until <= ?"
@@ -520,6 +520,21 @@ class SQLiteStore(Store):
         with self._cursor() as c:
             rows = c.execute("select kind, name, data from entry where id = ? order by kind, name", (id,))
             return [Entry(*row) for row in rows]
+
+    def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
+        with self._cursor() as c:
+            page = "select place, id from member where flow = ? and place > ? order by place limit ?"
+            found = c.execute(page, (flow, after, limit)).fetchall()
+        jobs = [(place, self.job(id)) for place, id in found]
+        return [(place, job) for place, job in jobs if job is not None]
+
+    def flow_counts(self, flow: bytes) -> dict[JobState, int]:
+        count = """
+            select state, count(*) from member join payload on payload.id = member.id join job on job.n = payload.n
+            where flow = ? group by state
+        """
+        with self._cursor() as c:
+            return {sqlite_jobs.state_of(state): number for state, number in c.execute(count, (flow,))}
 
     def queues(self) -> list[QueueCounts]:
         with self._cursor() as c:

@@ -13,7 +13,7 @@ from packhorse.errors import StoreError
 from packhorse.ids import to_text
 from packhorse.job import JobState, StoredAttempt
 from packhorse.stores import sqlite_admission as admission
-from packhorse.stores import sqlite_unique
+from packhorse.stores import sqlite_due, sqlite_gates, sqlite_unique
 from packhorse.stores.contract import FAIR, Act, Change, Selection
 from packhorse.stores.sqlite_exchange import (
     BY_ID,
@@ -84,21 +84,23 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
                 one,
             )
             c.executemany("delete from ending where id = ?", one)
+            sqlite_gates.close(c, ids)
             c.executemany(
-                f"update job set {admission.DUE}, attempts = 0, losses = 0, strays = 0, "
-                f"order_key = ? - {admission.LED}, epoch = epoch + 1, "
+                f"update job set {sqlite_due.DUE_AGAIN}, attempts = 0, losses = 0, strays = 0, "
+                f"order_key = ? - {sqlite_due.LED}, epoch = epoch + 1, "
                 f"started_at = null, finished_at = null, prune_at = null, expires_at = null where {BY_ID}",
                 [(now, id) for id in ids],
             )
         case Act.RUN_NOW:
             c.executemany(
-                f"update job set {admission.DUE}, order_key = ? - {admission.LED}, epoch = epoch + 1 where {BY_ID}",
+                f"update job set {sqlite_due.DUE}, order_key = ? - {sqlite_due.LED}, epoch = epoch + 1 where {BY_ID}",
                 [(now, id) for id in ids],
             )
         case Act.DISCARD:
             c.executemany(f"update job set state = {CANCELLED} where {BY_ID}", [(id,) for id in ids])
             admission.leave(c, ids)
             sqlite_unique.free(c, ids)
+            sqlite_gates.settle(c, (), ids, now)
             delete(c, ids)
         case Act.CHANGE:
             c.executemany(
@@ -159,6 +161,9 @@ def select(
         if bound is not None:
             conditions.append(condition)
             parameters.append(bound)
+    if selection.flow is not None:
+        conditions.append("payload.id in (select id from member where flow = ?)")
+        parameters.append(selection.flow)
     if after is not None:
         conditions.append("payload.id > ?")
         parameters.append(after)

@@ -1,0 +1,328 @@
+"""Flows as a program uses them: chains, groups, chords, graphs, results by reference, failures, cancel and retry."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from packhorse import Embedded, JobState, Packhorse, limit
+from packhorse.errors import ConfigError, EnqueueError, JobFailed
+from packhorse.flow import Flow, chain, chord, group
+from packhorse.job import Need, NewJob, Parent
+from tests.waiting import wait_until
+
+SOON = 20.0
+MakeApp = Callable[..., Packhorse]
+
+
+@dataclass
+class Box:
+    weight: int
+
+
+class Kit:
+    """Some tasks, and what they did in which order."""
+
+    def __init__(self, app: Packhorse) -> None:
+        self.done: list[Any] = []
+        self.broken: set[str] = set()
+        lock = threading.Lock()
+
+        @app.task(name="step")
+        def step(name: str, *, seen: Any = None) -> str:
+            with lock:
+                self.done.append(name)
+            if name in self.broken:
+                raise ValueError(name)
+            return f"{name}!"
+
+        @app.task(name="add")
+        def add(numbers: list[int]) -> int:
+            return sum(numbers)
+
+        @app.task(name="double")
+        async def double(number: int) -> int:
+            return 2 * number
+
+        @app.task(name="pack")
+        def pack(weight: int) -> Box:
+            return Box(weight)
+
+        @app.task(name="weigh")
+        def weigh(box: Box, factor: int = 1) -> int:
+            return box.weight * factor
+
+        self.step, self.add, self.double, self.pack, self.weigh = step, add, double, pack, weigh
+
+
+@pytest.fixture
+def kit(app: Packhorse) -> Kit:
+    return Kit(app)
+
+
+def test_a_chain_runs_in_order(app: Packhorse, kit: Kit):
+    flow = chain(*[kit.step.call(name) for name in "abcdef"]).enqueue()
+    assert flow.counts() == {JobState.READY: 1, JobState.WAITING: 5}
+    with Embedded(app, concurrency=4):
+        assert flow.wait(SOON) == {JobState.SUCCEEDED: 6}
+    assert kit.done == list("abcdef")
+    assert flow.results() == [f"{name}!" for name in "abcdef"]
+    assert app.flow(flow.id).finished
+
+
+def test_a_step_gets_the_result_of_the_one_before(app: Packhorse, kit: Kit):
+    flow = chain(kit.double.call(1), kit.double, kit.double, kit.pack, kit.weigh).enqueue()
+    with Embedded(app):
+        flow.wait(SOON)
+    assert flow.results() == [2, 4, 8, Box(8), 8]
+
+
+def test_a_chord_gets_all_results_in_their_order(app: Packhorse, kit: Kit):
+    flow = chord([kit.double.call(number) for number in range(50)], kit.add).enqueue()
+    with Embedded(app, concurrency=8):
+        flow.wait(SOON)
+    assert flow.results()[-1] == 2 * sum(range(50))
+
+
+def test_an_empty_chord_begins_at_once(app: Packhorse, kit: Kit):
+    flow = chord([], kit.add).enqueue()
+    with Embedded(app):
+        flow.wait(SOON)
+    assert flow.results() == [0]
+
+
+def test_a_group_is_side_by_side(app: Packhorse, kit: Kit):
+    flow = group(kit.double.call(number) for number in range(20)).enqueue()
+    assert flow.counts() == {JobState.READY: 20}
+    with Embedded(app):
+        flow.wait(SOON)
+    assert flow.results() == [2 * number for number in range(20)]
+
+
+def test_a_graph_of_any_shape(app: Packhorse, kit: Kit):
+    flow = Flow()
+    a = flow.add(kit.double.call(1))
+    b, c = flow.add(kit.double.call(a.result)), flow.add(kit.pack.call(a.result))
+    d = flow.add(kit.weigh.call(c.result, factor=10), after=b)
+    sides = flow.group([kit.double.call(d.result), kit.double.call(b.result)])
+    last = flow.add(kit.add.call(sides.results))
+    flow.add(kit.step.call("end"), after=[last, a])
+    handle = flow.enqueue()
+    with Embedded(app, concurrency=4):
+        handle.wait(SOON)
+    assert handle.results() == [2, 4, Box(2), 20, 40, 8, 48, "end!"]
+
+
+def test_a_flow_within_a_flow(app: Packhorse, kit: Kit):
+    inner = chain(kit.step.call("b"), kit.step.call("c"))
+    outer = Flow()
+    first = outer.add(kit.step.call("a"))
+    last = outer.include(inner, after=first)
+    outer.add(kit.step.call("d"), after=last)
+    handle = outer.enqueue()
+    with Embedded(app):
+        handle.wait(SOON)
+    assert kit.done == list("abcd")
+
+
+def test_a_failure_stops_what_comes_after_it(app: Packhorse, kit: Kit):
+    kit.broken = {"b"}
+    flow = chain(*[kit.step.call(name) for name in "abcd"]).enqueue()
+    with Embedded(app):
+        assert flow.wait(SOON) == {JobState.SUCCEEDED: 1, JobState.FAILED: 1, JobState.CANCELLED: 2}
+    assert kit.done == ["a", "b"]
+    reasons = [job.look().reason for job in flow.jobs()]
+    assert reasons[2] == reasons[3] == "a job before it did not succeed"
+    with pytest.raises(JobFailed):
+        flow.results()
+
+
+def test_with_continue_it_goes_on_and_the_missing_result_is_none(app: Packhorse, kit: Kit):
+    kit.broken = {"x"}
+    flow = Flow()
+    sides = flow.group([kit.step.call(name) for name in "wxy"])
+    flow.add(kit.step.call("end", seen=sides.results), on_failure="continue")
+    handle = flow.enqueue()
+    with Embedded(app):
+        assert handle.wait(SOON) == {JobState.SUCCEEDED: 3, JobState.FAILED: 1}
+    assert kit.done[-1] == "end"
+
+
+def test_retries_come_before_what_follows_which_runs_once(make_app: MakeApp):
+    app = make_app()
+    runs: Counter[str] = Counter()
+
+    @app.task(retries=3, backoff=0)
+    def shaky(name: str) -> None:
+        runs[name] += 1
+        if runs[name] < 3:
+            raise ValueError
+
+    flow = chain(shaky.call("a"), shaky.call("b"), shaky.call("c")).enqueue()
+    with Embedded(app):
+        assert flow.wait(SOON) == {JobState.SUCCEEDED: 3}
+    assert runs == {"a": 3, "b": 3, "c": 3}
+
+
+def test_a_whole_flow_is_cancelled_and_taken_up_again(app: Packhorse, kit: Kit):
+    flow = chain(*[kit.step.call(name) for name in "abc"]).enqueue()
+    assert flow.cancel(reason="not today") >= 1
+    assert flow.counts() == {JobState.CANCELLED: 3}
+    assert flow.retry() == 3
+    assert flow.counts() == {JobState.READY: 1, JobState.WAITING: 2}
+    with Embedded(app):
+        assert flow.wait(SOON) == {JobState.SUCCEEDED: 3}
+    assert kit.done == list("abc")
+
+
+def test_a_flow_resumes_from_where_it_failed(app: Packhorse, kit: Kit):
+    kit.broken = {"b"}
+    flow = chain(*[kit.step.call(name) for name in "abcd"]).enqueue()
+    with Embedded(app):
+        flow.wait(SOON)
+        kit.broken = set()
+        assert flow.retry() == 3
+        assert flow.wait(SOON) == {JobState.SUCCEEDED: 4}
+    assert kit.done == list("abbcd")
+
+
+def test_a_cancelled_or_discarded_parent_counts_as_one_that_did_not_succeed(app: Packhorse, kit: Kit):
+    for act in (app.control.cancel, app.control.discard):
+        flow = chain(kit.step.call("a"), kit.step.call("b"), kit.step.call("c")).enqueue()
+        act([next(iter(flow.jobs())).id])
+        left = flow.counts()
+        assert left[JobState.CANCELLED] >= 2
+        assert JobState.WAITING not in left
+
+
+def test_what_comes_after_a_job_that_is_not_kept_begins_all_the_same(make_app: MakeApp):
+    app = make_app()
+    kit = Kit(app)
+
+    @app.task(name="gone", keep_succeeded=0)
+    def gone() -> int:
+        return 1
+
+    flow = chain(gone.call(), kit.step.call("a"), gone.call(), kit.step.call("b")).enqueue()
+    with Embedded(app):
+        assert flow.wait(SOON) == {JobState.SUCCEEDED: 2}
+    with pytest.raises(ConfigError, match="keeps no results"):
+        chain(gone.call(), kit.double)
+
+
+def test_limits_compose_with_flows(make_app: MakeApp):
+    app = make_app()
+    inside, most, lock = 0, 0, threading.Lock()
+
+    @app.task(name="work", limit=limit(to=2))
+    def work(number: int) -> int:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        threading.Event().wait(0.002)
+        with lock:
+            inside -= 1
+        return number
+
+    @app.task(name="end")
+    def end(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    flow = chord([work.call(number) for number in range(30)], end).enqueue()
+    with Embedded(app, concurrency=8):
+        flow.wait(SOON)
+    assert flow.results()[-1] == sum(range(30))
+    assert most <= 2
+
+
+def test_a_failure_may_be_waited_for(app: Packhorse, kit: Kit):
+    """The store knows of callbacks that run only where something failed."""
+    jobs = [kit.step.call(name).new_job() for name in ("a", "b")]
+    alarm = kit.step.call("alarm").new_job()._replace(after=tuple(Parent(job.id, Need.FAILURE) for job in jobs))
+    kit.broken = {"b"}
+    app.store.insert([*jobs, alarm])
+    with Embedded(app):
+        wait_until(lambda: "alarm" in kit.done)
+    fine = [kit.step.call(name).new_job() for name in ("c", "d")]
+    alarm = kit.step.call("alarm").new_job()._replace(after=tuple(Parent(job.id, Need.FAILURE) for job in fine))
+    app.store.insert([*fine, alarm])
+    with Embedded(app):
+        wait_until(lambda: app.store.job(alarm.id).state is JobState.CANCELLED)  # type: ignore[union-attr]
+    assert kit.done.count("alarm") == 1
+
+
+def test_a_job_may_come_before_one_that_still_waits(app: Packhorse, kit: Kit):
+    first = kit.step.call("first").new_job()
+    last = kit.step.call("last").new_job()._replace(after=(Parent(first.id),))
+    app.store.insert([first, last])
+    more = kit.step.call("more").new_job()._replace(before=(Parent(last.id),))
+    app.store.insert([more])
+    with Embedded(app):
+        wait_until(lambda: len(kit.done) == 3)
+    assert kit.done[-1] == "last"
+    with pytest.raises(Exception, match="does not wait any more"):
+        app.store.insert([kit.step.call("late").new_job()._replace(before=(Parent(last.id),))])
+
+
+def test_one_may_come_after_jobs_that_have_ended(app: Packhorse, kit: Kit):
+    kit.broken = {"bad"}
+    good, bad = kit.step.enqueue("good"), kit.step.enqueue("bad")
+    with Embedded(app):
+        wait_until(lambda: good.state.finished and bad.state.finished)
+    raw = [bytes.fromhex(job.id.replace("-", "")) for job in (good, bad)]
+    jobs = [kit.step.call(str(n)).new_job()._replace(after=(Parent(id),)) for n, id in enumerate(raw)]
+    app.store.insert(jobs)
+    states = [app.store.job(job.id).state for job in jobs]  # type: ignore[union-attr]
+    assert states == [JobState.READY, JobState.CANCELLED]
+
+
+# Bad input.
+
+
+def test_bad_flows_are_refused_where_they_are_made(app: Packhorse, kit: Kit):
+    @app.task(name="silent", results=False)
+    def silent() -> int:
+        return 1
+
+    @app.task(name="limited", limit=limit(to=1))
+    def limited(number: int) -> None: ...
+
+    @app.task(name="many")
+    def many(*numbers: int) -> None: ...
+
+    flow, other = Flow(), Flow()
+    here, there = flow.add(kit.double.call(1)), other.add(kit.double.call(1))
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: Flow().enqueue(), "no jobs"),
+        (lambda: flow.add(kit.double), "made of calls"),  # type: ignore[arg-type]
+        (lambda: flow.add(kit.double.call(1), after=there), "only after jobs of its flow"),
+        (lambda: flow.add(kit.double.call(there.result)), "only after jobs of its flow"),
+        (lambda: flow.add(kit.double.call(1), after=here, on_failure="maybe"), "on_failure must be"),  # type: ignore[arg-type]
+        (lambda: chain(kit.double), "first step"),
+        (lambda: flow.add(silent.call()).result, "keeps no results"),
+        (lambda: kit.double.call(here.result).new_job(), "within a flow"),
+        (lambda: limited.call(here.result), "cannot take the result"),
+        (lambda: many.call(here.result), "cannot take the result"),
+    ]
+    for make, why in cases:
+        with pytest.raises(ConfigError, match=why):
+            make()
+    stranger = NewJob(b"s" * 16, "step", b"", after=(Parent(b"x" * 16),))
+    with pytest.raises(Exception, match="There is no job"):
+        app.store.insert([stranger])
+    assert app.store.job(stranger.id) is None
+
+
+def test_nothing_of_a_flow_is_written_where_the_store_fails(app: Packhorse, kit: Kit, monkeypatch: pytest.MonkeyPatch):
+    from packhorse.errors import StoreUnavailable
+
+    def fail(jobs: list[NewJob]) -> None:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(app.store, "insert", fail)
+    with pytest.raises(EnqueueError, match="Nothing was enqueued"):
+        chain(kit.step.call("a"), kit.step.call("b")).enqueue()
