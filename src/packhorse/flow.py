@@ -22,6 +22,8 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 PAGE = 1_000
+SUCCESS, FAILURE, FINISH = -1, -2, -3  # the places of a batch's callbacks
+CALLBACKS = {SUCCESS: Need.SUCCESS, FAILURE: Need.FAILURE, FINISH: Need.END}
 OnFailure = Literal["stop", "continue"]
 
 
@@ -156,6 +158,37 @@ class Flow:
         return app
 
 
+class Batch(Flow):
+    """Jobs side by side and what follows from all of them, which may grow while it runs.
+
+    `on_success` begins when all have succeeded, `on_failure` with the first that has not, `on_finish` when all have
+    ended. Those that are not needed are cancelled.
+    """
+
+    def __init__(
+        self,
+        calls: Iterable[Call[Any]] = (),
+        *,
+        on_success: Call[Any] | None = None,
+        on_failure: Call[Any] | None = None,
+        on_finish: Call[Any] | None = None,
+    ) -> None:
+        super().__init__()
+        given = {SUCCESS: on_success, FAILURE: on_failure, FINISH: on_finish}
+        self._callbacks = {place: call for place, call in given.items() if call is not None}
+        self.group(calls)
+
+    def _jobs(self) -> list[NewJob]:
+        members = super()._jobs()
+        callbacks = [
+            call.new_job()._replace(
+                after=tuple(Parent(job.id, CALLBACKS[place]) for job in members), member=(self.id, place)
+            )
+            for place, call in self._callbacks.items()
+        ]
+        return [*members, *callbacks]
+
+
 class FlowHandle:
     """A flow that was enqueued, here or elsewhere."""
 
@@ -184,6 +217,19 @@ class FlowHandle:
         while page := self._app.store.members(self._raw_id, after, PAGE):
             yield from (job for _, job in page)
             after = page[-1][0]
+
+    def add(self, calls: Iterable[Call[Any]]) -> list[JobHandle[Any]]:
+        """More jobs for a batch that is not finished; its callbacks wait for them too."""
+        callbacks = self._app.store.members(self._raw_id, min(CALLBACKS) - 1, len(CALLBACKS))
+        before = tuple(Parent(from_text(job.id), CALLBACKS[place]) for place, job in callbacks if place < 0)
+        calls = list(calls)
+        jobs = [call.new_job() for call in calls]
+        # Places grow with time, whoever adds: the first half of an id is when it was made, and chance.
+        jobs = [job._replace(before=before, member=(self._raw_id, int.from_bytes(job.id[:8]))) for job in jobs]
+        try:
+            return [JobHandle(self._app, id) for id in self._app.store.insert(jobs)]
+        except StoreError as error:
+            raise EnqueueError(f"Nothing was enqueued: {error}", left_out=calls) from error
 
     def wait(self, timeout: float | None = None) -> dict[JobState, int]:
         """Until all its jobs have finished; NotFinished where that takes longer."""
@@ -214,6 +260,7 @@ class FlowHandle:
         return self._app.control.act(Selection(flow=self._raw_id), Change(act), reason=reason, actor=actor)
 
     acounts = hopping(counts)
+    aadd = hopping(add)
     awaited = hopping(wait)
     aresults = hopping(results)
     acancel = hopping(cancel)

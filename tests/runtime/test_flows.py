@@ -10,7 +10,7 @@ import pytest
 
 from packhorse import Embedded, JobState, Packhorse, limit
 from packhorse.errors import ConfigError, EnqueueError, JobFailed
-from packhorse.flow import Flow, chain, chord, group
+from packhorse.flow import Batch, Flow, chain, chord, group
 from packhorse.job import Need, NewJob, Parent
 from tests.waiting import wait_until
 
@@ -278,6 +278,59 @@ def test_one_may_come_after_jobs_that_have_ended(app: Packhorse, kit: Kit):
     app.store.insert(jobs)
     states = [app.store.job(job.id).state for job in jobs]  # type: ignore[union-attr]
     assert states == [JobState.READY, JobState.CANCELLED]
+
+
+# Batches.
+
+
+def test_callbacks_of_a_batch_run_where_they_are_wanted(app: Packhorse, kit: Kit):
+    callbacks = {"on_success": "well", "on_failure": "badly", "on_finish": "over"}
+    calls = {name: kit.step.call(text) for name, text in callbacks.items()}
+    good = Batch([kit.step.call(name) for name in "abc"], **calls).enqueue()
+    with Embedded(app):
+        assert good.wait(SOON) == {JobState.SUCCEEDED: 3}
+        wait_until(lambda: {"well", "over"} <= set(kit.done))
+    assert "badly" not in kit.done
+    kit.done.clear()
+    kit.broken = {"x"}
+    bad = Batch([kit.step.call(name) for name in "wxyz"], **calls).enqueue()
+    with Embedded(app):
+        bad.wait(SOON)
+        wait_until(lambda: {"badly", "over"} <= set(kit.done))
+    assert "well" not in kit.done
+    assert bad.counts() == {JobState.SUCCEEDED: 3, JobState.FAILED: 1}
+
+
+def test_a_batch_grows_while_it_runs(app: Packhorse, kit: Kit):
+    batch = Batch([kit.step.call("a")], on_finish=kit.step.call("over")).enqueue()
+    added = app.flow(batch.id).add([kit.step.call(f"more-{n}") for n in range(5)])
+    assert batch.counts() == {JobState.READY: 6}
+    with Embedded(app):
+        batch.wait(SOON)
+        wait_until(lambda: "over" in kit.done)
+    assert kit.done[-1] == "over"
+    assert [job.id for job in batch.jobs()][1:] == [job.id for job in added]
+    with pytest.raises(EnqueueError, match="does not wait any more"):
+        batch.add([kit.step.call("late")])
+
+
+def test_an_empty_batch_is_over_at_once(app: Packhorse, kit: Kit):
+    batch = Batch(on_finish=kit.step.call("over"), on_success=kit.step.call("well"))
+    batch.add(kit.step.call("only"))
+    with Embedded(app):
+        batch.enqueue().wait(SOON)
+        wait_until(lambda: {"over", "well"} <= set(kit.done))
+
+
+def test_results_of_a_group_reach_a_coroutine_without_holding_up_its_loop(app: Packhorse, kit: Kit):
+    @app.task(name="total")
+    async def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    flow = chord([kit.double.call(number) for number in range(10)], total).enqueue()
+    with Embedded(app):
+        flow.wait(SOON)
+    assert flow.results()[-1] == 90
 
 
 # Bad input.

@@ -46,6 +46,10 @@ class Prepared(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class MustAsk(Exception):
+    """The arguments are not all in the payload."""
+
+
 class UnknownTask(LookupError):
     """This worker has no task of that name, or an older version of it."""
 
@@ -112,11 +116,10 @@ class Performer:
 
     async def in_loop(self, claim: Claim) -> Outcome:
         failpoint("slot.before_perform")
-        task = self._tasks.get(claim.task)
-        if task is not None and task.rules.merges:
-            prepared = await asyncio.to_thread(self._prepare, claim)  # it asks the store
-        else:
-            prepared = self._prepare(claim)
+        try:
+            prepared = self._prepare(claim, on_loop=True)
+        except MustAsk:
+            prepared = await asyncio.to_thread(self._prepare, claim)
         if isinstance(prepared, Outcome):
             return prepared
         task, context, args, kwargs = prepared
@@ -159,7 +162,8 @@ class Performer:
 
     # Before.
 
-    def _prepare(self, claim: Claim) -> Prepared | Outcome:
+    def _prepare(self, claim: Claim, *, on_loop: bool = False) -> Prepared | Outcome:
+        """MustAsk where the store has to be asked for more, which would hold up a loop."""
         if self.cancelled and claim.token in self.cancelled:
             return self.kept(claim, stop(claim.token, None, self.cancelled.pop(claim.token)))
         try:
@@ -169,8 +173,10 @@ class Performer:
             task = self._tasks.get(claim.task)
             if task is None or opened.version > task.stored.version:
                 return self.kept(claim, self._strayed(claim, task))
-            args, kwargs, metadata = task.read(opened, self._results)
+            args, kwargs, metadata = task.read(opened, _not_here if on_loop else self._results)
             if task.rules.merges:
+                if on_loop:
+                    raise MustAsk
                 entries = self._app.store.entries(claim.token.id)
                 args, kwargs = task.merged(args, kwargs, self._merged_into(claim.task, task, entries))
         except PayloadError as error:
@@ -333,6 +339,10 @@ class Performer:
         duration = None if outcome.duration is None else outcome.duration / SECOND
         now = to_datetime(self._app.clock.now())
         self._app.events.tell(Event(kind=kind, at=now, duration=duration, failure=failure, **_names(claim)))
+
+
+def _not_here(said: Any) -> dict[str, Any]:
+    raise MustAsk
 
 
 def _kind(outcome: Outcome) -> EventKind | None:

@@ -544,10 +544,11 @@ class Store(ABC):
 
     @abstractmethod
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
-        """The jobs of a flow with their results, by their places, beginning behind `after`."""
+        """The jobs of a flow with payloads and results, by their places, beginning behind `after`."""
 
     @abstractmethod
-    def flow_counts(self, flow: bytes) -> dict[JobState, int]: ...
+    def flow_counts(self, flow: bytes) -> dict[JobState, int]:
+        """How many of its jobs are in which state; those with a place below 0 are not counted."""
 
     @abstractmethod
     def queues(self) -> list[QueueCounts]: ...

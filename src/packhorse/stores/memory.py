@@ -919,11 +919,11 @@ class MemoryStore(Store):
         with self._changed:
             found = sorted((place, id) for (its_flow, place), id in self._members.items() if its_flow == flow)
             rows = [(place, self._jobs[id]) for place, id in found if place > after and id in self._jobs][:limit]
-            return [(place, self._view(job, wide=True)) for place, job in rows]
+            return [(place, replace(self._view(job, wide=True), failures=())) for place, job in rows]
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:
         with self._changed:
-            ids = [id for (its_flow, _), id in self._members.items() if its_flow == flow]
+            ids = [id for (its_flow, place), id in self._members.items() if its_flow == flow and place >= 0]
             return dict(Counter(self._jobs[id].state for id in ids if id in self._jobs))
 
     def queues(self) -> list[QueueCounts]:

@@ -512,9 +512,7 @@ class SQLiteStore(Store):
                 return None
             columns = "number, process, started_at, ended_at, failure, spent"
             attempts = c.execute(f"select {columns} from attempt where id = ? order by epoch", (id,)).fetchall()
-        failures = tuple(sqlite_jobs.attempt(*attempt) for attempt in attempts)
-        payload, result = map(sqlite_jobs.envelope, row[-2:])
-        return StoredJob(**sqlite_jobs.narrow(row[:-2]), payload=payload or b"", result=result, failures=failures)
+        return sqlite_jobs.wide(row, tuple(sqlite_jobs.attempt(*attempt) for attempt in attempts))
 
     def entries(self, id: bytes) -> list[Entry]:
         with self._cursor() as c:
@@ -523,15 +521,13 @@ class SQLiteStore(Store):
 
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
         with self._cursor() as c:
-            page = "select place, id from member where flow = ? and place > ? order by place limit ?"
-            found = c.execute(page, (flow, after, limit)).fetchall()
-        jobs = [(place, self.job(id)) for place, id in found]
-        return [(place, job) for place, job in jobs if job is not None]
+            rows = c.execute(sqlite_jobs.MEMBERS, (flow, after, limit)).fetchall()
+        return [(place, sqlite_jobs.wide(row)) for place, *row in rows]
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:
         count = """
             select state, count(*) from member join payload on payload.id = member.id join job on job.n = payload.n
-            where flow = ? group by state
+            where flow = ? and place >= 0 group by state
         """
         with self._cursor() as c:
             return {sqlite_jobs.state_of(state): number for state, number in c.execute(count, (flow,))}

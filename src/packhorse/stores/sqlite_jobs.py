@@ -11,7 +11,7 @@ from typing import Any
 from packhorse.clock import to_datetime, to_microseconds
 from packhorse.errors import StoreError
 from packhorse.ids import to_text
-from packhorse.job import JobState, StoredAttempt
+from packhorse.job import JobState, StoredAttempt, StoredJob
 from packhorse.stores import sqlite_admission as admission
 from packhorse.stores import sqlite_due, sqlite_gates, sqlite_unique
 from packhorse.stores.contract import FAIR, Act, Change, Selection
@@ -39,6 +39,12 @@ VIEW = """
     from payload join job on job.n = payload.n and job.id = payload.id left join ending on ending.id = payload.id
 """
 WIDE = f"select {COLUMNS}, body, result {VIEW}"
+MEMBERS = f"""
+    select place, {COLUMNS}, body, result
+    from member join payload on payload.id = member.id join job on job.n = payload.n
+    left join ending on ending.id = payload.id
+    where flow = ? and place > ? order by place limit ?
+"""
 RESEAL = "update payload set body = ? where id = ? and n in (select n from job where state in (6, 7) and n = payload.n)"
 CHANGE = f"""
     update job set
@@ -196,6 +202,11 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
         "failure": envelope(failure),
         "result_error": result_error,
     }
+
+
+def wide(row: Sequence[Any], failures: tuple[StoredAttempt, ...] = ()) -> StoredJob:
+    payload, result = map(envelope, row[-2:])
+    return StoredJob(**narrow(row[:-2]), payload=payload or b"", result=result, failures=failures)
 
 
 def attempt(number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: int) -> StoredAttempt:
