@@ -20,18 +20,17 @@ NEEDS = list(Need)
 SUCCESS, END, FAILURE = range(3)
 WELL, BADLY = 1, 2  # how a parent has ended; 0: not yet
 INSERT = "insert into edge (parent, child, need, ended) values {values} on conflict do nothing"
-MARK = "update edge set ended = ? where ended = 0 and parent in (values {values})"
-CHILDREN = "select distinct child from edge where parent in (values {values})"
+MARK = "update edge set ended = {how} where ended = 0 and parent in (values {{values}}) returning child"
 # Of each child that stands at its gate: whether anything is still to come, what went wrong, and what it waits for.
 GATES = f"""
-    select job.n, job.id, exists (select 1 from edge where child = job.id and ended = 0),
+    select job.n, job.id, run_at, exists (select 1 from edge where child = job.id and ended = 0),
            exists (select 1 from edge where child = job.id and ended = {BADLY} and need = {SUCCESS}),
            exists (select 1 from edge where child = job.id and ended = {BADLY} and need = {FAILURE}),
            exists (select 1 from edge where child = job.id and need = {FAILURE})
     from payload join job on job.n = payload.n
     where payload.id in (values {{values}}) and state = 2 and waits_on = '{GATE}'
 """
-OPEN_LATER = "update job set state = 1, waits_on = '', order_key = run_at where run_at > ? and n in (values {values})"
+OPEN_LATER = "update job set state = 1, waits_on = '', order_key = run_at where n in (values {values})"
 OPEN = f"""
     update job set {DUE}, order_key = ? - {LED}
     where state = 2 and waits_on = '{GATE}' and n in (values {{values}})
@@ -73,20 +72,19 @@ def write_edges(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None
 def settle(c: sqlite3.Connection, well: Collection[bytes], badly: Collection[bytes], now: int) -> None:
     """Jobs have ended: whoever waited for them goes on, or is cancelled with those behind it."""
     while well or badly:
-        ids = [*well, *badly]
-        batched(c, MARK, [(id,) for id in well], WELL)
-        batched(c, MARK, [(id,) for id in badly], BADLY)
-        children = list({child for (child,) in read(c, CHILDREN, ids)})
+        children = {child for (child,) in read(c, MARK.format(how=WELL), list(well))}
+        children |= {child for (child,) in read(c, MARK.format(how=BADLY), list(badly))}
         open_now: list[tuple[int]] = []
+        open_later: list[tuple[int]] = []
         doomed: list[tuple[bytes, int, str]] = []
-        for n, id, waits, hurt, alarmed, watches in read(c, GATES, children):
+        for n, id, run_at, waits, hurt, alarmed, watches in read(c, GATES, list(children)):
             if hurt:
                 doomed.append((id, n, "a job before it did not succeed"))
             elif alarmed or not (waits or watches):
-                open_now.append((n,))
+                (open_later if run_at is not None and run_at > now else open_now).append((n,))
             elif not waits:
                 doomed.append((id, n, NOT_NEEDED))
-        batched(c, OPEN_LATER, open_now, now)
+        batched(c, OPEN_LATER, open_later)
         batched(c, OPEN, open_now, now)
         for id, n, reason in doomed:
             end(c, [(id, n)], reason, now)
