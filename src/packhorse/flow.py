@@ -66,7 +66,11 @@ class Flow:
         self._known: set[bytes] = set()
 
     def add(
-        self, call: Call[R], *, after: Node[Any] | Group[Any] | Sequence[Any] = (), on_failure: OnFailure = "stop"
+        self,
+        call: Call[R],
+        *,
+        after: Node[Any] | Group[Any] | Sequence[Node[Any] | Group[Any]] = (),
+        on_failure: OnFailure = "stop",
     ) -> Node[R]:
         """One job, after those given and those whose results are among its arguments.
 
@@ -91,14 +95,16 @@ class Flow:
         self,
         calls: Iterable[Call[R]],
         *,
-        after: Node[Any] | Group[Any] | Sequence[Any] = (),
+        after: Node[Any] | Group[Any] | Sequence[Node[Any] | Group[Any]] = (),
         on_failure: OnFailure = "stop",
     ) -> Group[R]:
         """Jobs side by side."""
         before = self._nodes_of(after)
         return Group(tuple(self.add(call, after=before, on_failure=on_failure) for call in calls))
 
-    def include(self, other: Flow, *, after: Node[Any] | Group[Any] | Sequence[Any] = ()) -> Group[Any]:
+    def include(
+        self, other: Flow, *, after: Node[Any] | Group[Any] | Sequence[Node[Any] | Group[Any]] = ()
+    ) -> Group[Any]:
         """All of another flow, its first jobs after those given; gives its last ones."""
         before = tuple(Parent(node.id) for node in self._nodes_of(after))
         firsts = {node.id for node in other.nodes if not node.parents}
@@ -202,7 +208,8 @@ class FlowHandle:
 
     def counts(self) -> dict[JobState, int]:
         """How many of its jobs are in which state."""
-        return self._app.store.flow_counts(self._raw_id)
+        counts = self._app.store.flow_counts(self._raw_id)
+        return {state: counts[state] for state in JobState if state in counts}
 
     @property
     def finished(self) -> bool:
