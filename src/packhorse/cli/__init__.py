@@ -12,6 +12,7 @@ from packhorse.cli.checking import check
 from packhorse.cli.completing import completion
 from packhorse.cli.dead import dead
 from packhorse.cli.enqueueing import enqueue
+from packhorse.cli.flows import flows
 from packhorse.cli.health import doctor
 from packhorse.cli.jobs import jobs
 from packhorse.cli.limits import limits
@@ -60,6 +61,7 @@ for command in (
     tasks,
     limits,
     shares,
+    flows,
     dead,
     enqueue,
     check,
