@@ -268,14 +268,18 @@ class Packhorse:
         return await in_thread(self.enqueue_many, calls)
 
     def _insert(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
+        return [JobHandle(self, id) for id in self.write(calls, lambda: [call.new_job() for call in calls])]
+
+    def write(self, calls: list[Call[R]], make: Callable[[], list[NewJob]]) -> list[bytes]:
+        """Insert what is made of the calls, and tell subscribers; the ids that stand for them."""
         try:
-            jobs = [call.new_job() for call in calls]
-            handles: list[JobHandle[R]] = [JobHandle(self, id) for id in self.store.insert(jobs)]
+            jobs = make()
+            ids = self.store.insert(jobs)
         except StoreError as error:
             raise EnqueueError(f"Nothing was enqueued: {error}", left_out=calls) from error
         if self.events.wants(EventKind.ENQUEUED):
             self._tell_enqueued(jobs)
-        return handles
+        return ids
 
     def _tell_enqueued(self, jobs: list[NewJob]) -> None:
         now = to_datetime(self.clock.now())

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from packhorse.errors import ConfigError, EnqueueError, NotFinished, StoreError
+from packhorse.errors import ConfigError, EnqueueError, NotFinished
 from packhorse.handle import WAIT_SLICE, JobHandle
 from packhorse.hops import hopping
 from packhorse.ids import from_text, new_id, to_text
 from packhorse.job import JobState, Need, NewJob, Parent, StoredJob
-from packhorse.stores.contract import Act, Change, Selection
+from packhorse.stores.contract import NOT_NEEDED, Act, Change, Selection
 from packhorse.task import BaseTask, Call, Reference
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ class Node(Generic[R_co]):
     @property
     def result(self) -> R_co:
         """Stands for its result among the arguments of a later job, which gets it when it begins."""
-        stored = self.call.task.stored
-        if not stored.results or stored.keep[JobState.SUCCEEDED] == 0:
-            raise ConfigError(f"Task {self.call.task.name!r} keeps no results, so nothing can come of this one.")
+        _check_kept(self.call.task)
         return Reference(self, None)  # type: ignore[return-value]
 
 
@@ -54,6 +52,8 @@ class Group(Generic[R_co]):
     @property
     def results(self) -> list[R_co]:
         """Stands for the list of their results, in their order; None is there for one that did not succeed."""
+        for node in self.nodes:
+            _check_kept(node.call.task)
         return Reference(None, self)  # type: ignore[return-value]
 
 
@@ -61,9 +61,14 @@ class Flow:
     """Make it with `add` and `group`, then `enqueue` it: all jobs or none are written."""
 
     def __init__(self) -> None:
-        self.id = new_id()
+        self._raw_id = new_id()
         self.nodes: list[Node[Any]] = []
         self._known: set[bytes] = set()
+
+    @property
+    def id(self) -> str:
+        """The one its handle will have, so that a job of it can be told."""
+        return to_text(self._raw_id)
 
     def add(
         self,
@@ -105,8 +110,13 @@ class Flow:
     def include(
         self, other: Flow, *, after: Node[Any] | Group[Any] | Sequence[Node[Any] | Group[Any]] = ()
     ) -> Group[Any]:
-        """All of another flow, its first jobs after those given; gives its last ones."""
-        before = tuple(Parent(node.id) for node in self._nodes_of(after))
+        """All of another flow, its first jobs after those given; gives its last ones, or those given if it has none."""
+        comes_after = self._nodes_of(after)
+        if not other.nodes:
+            return Group(comes_after)
+        if any(node.id in self._known for node in other.nodes):
+            raise ConfigError("A flow can be included only once, and not in itself.")
+        before = tuple(Parent(node.id) for node in comes_after)
         firsts = {node.id for node in other.nodes if not node.parents}
         has_children = {parent.id for node in other.nodes for parent in node.parents}
         for node in other.nodes:
@@ -132,11 +142,8 @@ class Flow:
 
     def enqueue(self) -> FlowHandle:
         app = self._app()
-        try:
-            app.store.insert(self._jobs())
-        except StoreError as error:
-            raise EnqueueError(f"Nothing was enqueued: {error}", left_out=[node.call for node in self.nodes]) from error
-        return FlowHandle(app, self.id)
+        app.write([node.call for node in self.nodes], self._jobs)
+        return FlowHandle(app, self._raw_id)
 
     aenqueue = hopping(enqueue)
 
@@ -144,16 +151,19 @@ class Flow:
         places = {node.id: place for place, node in enumerate(self.nodes)}
         return [
             node.call.new_job(node.id, {name: self._said(it, places) for name, it in node.call.references.items()})
-            ._replace(after=node.parents, member=(self.id, place))
+            ._replace(after=node.parents, member=(self._raw_id, place))
             for place, node in enumerate(self.nodes)
         ]  # fmt: skip
 
     def _said(self, reference: Reference, places: Mapping[bytes, int]) -> list[Any]:
-        """What it refers to, as metadata say it: a job, or as many places of the flow as a group has."""
+        """What it refers to, as metadata say it: a job, or places of the flow, one by one where others are between."""
         if reference.node is not None:
             return [reference.node.id.hex()]
-        nodes = reference.group.nodes
-        return [self.id.hex(), places[nodes[0].id] if nodes else 0, len(nodes)]
+        found = [places[node.id] for node in reference.group.nodes]
+        first = found[0] if found else 0
+        if found == list(range(first, first + len(found))):
+            return [self._raw_id.hex(), first, len(found)]
+        return [self._raw_id.hex(), found]
 
     def _app(self) -> Packhorse:
         if not self.nodes:
@@ -188,7 +198,7 @@ class Batch(Flow):
         members = super()._jobs()
         callbacks = [
             call.new_job()._replace(
-                after=tuple(Parent(job.id, CALLBACKS[place]) for job in members), member=(self.id, place)
+                after=tuple(Parent(job.id, CALLBACKS[place]) for job in members), member=(self._raw_id, place)
             )
             for place, call in self._callbacks.items()
         ]
@@ -226,17 +236,34 @@ class FlowHandle:
             after = page[-1][0]
 
     def add(self, calls: Iterable[Call[Any]]) -> list[JobHandle[Any]]:
-        """More jobs for a batch that is not finished; its callbacks wait for them too."""
-        callbacks = self._app.store.members(self._raw_id, min(CALLBACKS) - 1, len(CALLBACKS))
-        before = tuple(Parent(from_text(job.id), CALLBACKS[place]) for place, job in callbacks if place < 0)
+        """More jobs for a batch, as long as one of its callbacks waits; those that do wait for them too."""
         calls = list(calls)
-        jobs = [call.new_job() for call in calls]
+        while True:
+            before = self._waiting_callbacks()
+            try:
+                return self._add(calls, before)
+            except EnqueueError:
+                if self._waiting_callbacks() == before:  # else one of them was settled meanwhile, and others wait on
+                    raise
+
+    def _add(self, calls: list[Call[Any]], before: tuple[Parent, ...]) -> list[JobHandle[Any]]:
+        ids = self._app.write(calls, lambda: [self._more(call, before) for call in calls])
+        return [JobHandle(self._app, id) for id in ids]
+
+    def _more(self, call: Call[Any], before: tuple[Parent, ...]) -> NewJob:
+        job = call.new_job()
         # Places grow with time, whoever adds: the first half of an id is when it was made, and chance.
-        jobs = [job._replace(before=before, member=(self._raw_id, int.from_bytes(job.id[:8]))) for job in jobs]
-        try:
-            return [JobHandle(self._app, id) for id in self._app.store.insert(jobs)]
-        except StoreError as error:
-            raise EnqueueError(f"Nothing was enqueued: {error}", left_out=calls) from error
+        return job._replace(before=before, member=(self._raw_id, int.from_bytes(job.id[:8])))
+
+    def _waiting_callbacks(self) -> tuple[Parent, ...]:
+        """Those that can still wait for more; all of them where none can, so that the store says why not."""
+        callbacks = self._callbacks()
+        waiting = {place: job for place, job in callbacks.items() if job.state is JobState.WAITING} or callbacks
+        return tuple(Parent(from_text(job.id), CALLBACKS[place]) for place, job in waiting.items())
+
+    def _callbacks(self) -> dict[int, StoredJob]:
+        found = self._app.store.members(self._raw_id, min(CALLBACKS) - 1, len(CALLBACKS))
+        return {place: job for place, job in found if place in CALLBACKS}
 
     def wait(self, timeout: float | None = None) -> dict[JobState, int]:
         """Until all its jobs have finished; NotFinished where that takes longer."""
@@ -261,10 +288,13 @@ class FlowHandle:
 
     def retry(self, *, reason: str = "", actor: str | None = None) -> int:
         """What failed or was cancelled goes round again, in its order; what succeeded does not."""
-        return self._act(Act.RETRY, reason, actor)
+        callbacks = self._callbacks().values()
+        needed = [from_text(job.id) for job in callbacks if job.reason != NOT_NEEDED]
+        # A callback for failures that was not needed is still not: all went well, but for other callbacks perhaps.
+        return self._act(Act.RETRY, reason, actor, needed if len(needed) < len(callbacks) else None)
 
-    def _act(self, act: Act, reason: str, actor: str | None) -> int:
-        return self._app.control.act(Selection(flow=self._raw_id), Change(act), reason=reason, actor=actor)
+    def _act(self, act: Act, reason: str, actor: str | None, ids: list[bytes] | None = None) -> int:
+        return self._app.control.act(Selection(ids, flow=self._raw_id), Change(act), reason=reason, actor=actor)
 
     acounts = hopping(counts)
     aadd = hopping(add)
@@ -312,6 +342,11 @@ def chord(calls: Iterable[Call[R]], then: BaseTask[[list[R]], Any], *, on_failur
     members = flow.group(calls)
     flow.add(then.call(members.results), on_failure=on_failure)
     return flow
+
+
+def _check_kept(task: BaseTask[..., Any]) -> None:
+    if not task.stored.results or task.stored.keep[JobState.SUCCEEDED] == 0:
+        raise ConfigError(f"Task {task.name!r} keeps no results, so nothing can come of this one.")
 
 
 def _need(on_failure: str) -> Need:

@@ -293,6 +293,8 @@ class BaseTask(Generic[P, R_co]):
                 "task without limits, rates and unique keys. Enqueue a job for that from within the task."
             )
         plain = {name: value for name, value in named.items() if name not in found}
+        if self.stored.codec is not None:
+            return Call(self, Encoded(self.stored.codec.encode(((), plain)), typed=False), FREE, found)
         if self.shapes is not None:
             _, plain = self.shapes.dump_arguments((), plain)
         return Call(self, self.app.codec.encode_arguments((), plain, self.parameter_names), FREE, found)

@@ -12,6 +12,7 @@ from packhorse import Embedded, JobState, Packhorse, limit
 from packhorse.errors import ConfigError, EnqueueError, JobFailed
 from packhorse.flow import Batch, Flow, chain, chord, group
 from packhorse.job import Need, NewJob, Parent
+from packhorse.pickling import PickleCodec
 from tests.waiting import wait_until
 
 SOON = 20.0
@@ -379,3 +380,166 @@ def test_nothing_of_a_flow_is_written_where_the_store_fails(app: Packhorse, kit:
     monkeypatch.setattr(app.store, "insert", fail)
     with pytest.raises(EnqueueError, match="Nothing was enqueued"):
         chain(kit.step.call("a"), kit.step.call("b")).enqueue()
+
+
+# What went wrong once.
+
+
+def test_results_of_a_group_whose_jobs_were_added_among_others(app: Packhorse, kit: Kit):
+    """The list has the results of its own jobs, wherever they stand in the flow."""
+    flow = Flow()
+    doubles = flow.group(kit.double.call(flow.add(kit.double.call(number)).result) for number in range(5))
+    flow.add(kit.step.call("seen", seen=doubles.results))
+    flow.add(kit.add.call(doubles.results))
+    handle = flow.enqueue()
+    with Embedded(app):
+        handle.wait(SOON)
+    assert handle.results()[-1] == 4 * sum(range(5))
+
+
+def test_results_of_the_last_jobs_of_an_included_flow(app: Packhorse, kit: Kit):
+    """They need not stand side by side."""
+    inner = Flow()
+    inner.add(kit.double.call(1))
+    middle = inner.add(kit.double.call(10))
+    inner.add(kit.double.call(middle.result))
+    outer = Flow()
+    lasts = outer.include(inner)
+    outer.add(kit.add.call(lasts.results))
+    handle = outer.enqueue()
+    with Embedded(app):
+        handle.wait(SOON)
+    assert handle.results()[-1] == 2 + 40
+
+
+def test_an_empty_flow_includes_nothing(app: Packhorse, kit: Kit):
+    """What comes after it comes after what it came after, and nothing else."""
+    outer = Flow()
+    first, other = outer.add(kit.step.call("a")), outer.add(kit.step.call("b"))
+    assert outer.include(Flow(), after=first).nodes == (first,)
+    assert other not in outer.include(Flow()).nodes
+    inner = chain(kit.step.call("c"))
+    outer.include(inner)
+    for again in (inner, outer):
+        with pytest.raises(ConfigError, match="only once"):
+            outer.include(again)
+
+
+def test_a_group_that_keeps_no_results_gives_none(app: Packhorse, kit: Kit):
+    """It says so where the flow is made, like a single job."""
+
+    @app.task(name="silent", results=False)
+    def silent() -> int:
+        return 1
+
+    with pytest.raises(ConfigError, match="keeps no results"):
+        chord([silent.call()], kit.add)
+
+
+def test_a_result_that_could_not_be_kept_is_not_taken_for_none(app: Packhorse, kit: Kit):
+    """The job that needs it fails and says why."""
+
+    @app.task(name="strange")
+    def strange() -> object:
+        return object()
+
+    alone = chain(strange.call(), kit.step).enqueue()
+    flow = Flow()
+    sides = flow.group([strange.call()])
+    flow.add(kit.step.call("end", seen=sides.results))
+    together = flow.enqueue()
+    with Embedded(app):
+        for handle in (alone, together):
+            assert handle.wait(SOON) == {JobState.SUCCEEDED: 1, JobState.FAILED: 1}
+            failure = list(handle.jobs())[-1].look().failure
+            assert failure is not None
+            assert "object" in failure.message
+    assert kit.done == []
+
+
+def test_a_task_with_a_codec_of_its_own_takes_results(make_app: MakeApp):
+    app = make_app()
+
+    @app.task(name="one")
+    def one() -> int:
+        return 1
+
+    @app.task(name="pickled", codec=PickleCodec())
+    def pickled(number: int, more: int = 0) -> int:
+        return number + more
+
+    flow = Flow()
+    first = flow.add(one.call())
+    flow.add(pickled.call(first.result, more=5))
+    handle = flow.enqueue()
+    with Embedded(app):
+        handle.wait(SOON)
+    assert handle.results() == [1, 6]
+
+
+def test_subscribers_are_told_of_the_jobs_of_a_flow(app: Packhorse, kit: Kit):
+    told: list[str] = []
+    app.subscribe("enqueued")(lambda event: told.append(event.job_id))
+    flow = chain(kit.step.call("a"), kit.step.call("b")).enqueue()
+    batch = Batch([kit.step.call("c")], on_finish=kit.step.call("over")).enqueue()
+    added = batch.add([kit.step.call("d")])
+    wait_until(lambda: len(told) == 5)
+    assert {*(job.id for job in flow.jobs()), *(job.id for job in batch.jobs()), added[0].id} < set(told)
+
+
+def test_a_batch_grows_after_a_failure(app: Packhorse, kit: Kit):
+    """Some of its callbacks are settled then; the others wait for the new jobs too."""
+    kit.broken = {"bad"}
+    gate = threading.Event()
+
+    @app.task(name="hold")
+    def hold() -> None:
+        gate.wait(SOON)
+
+    callbacks = {"on_success": "well", "on_failure": "badly", "on_finish": "over"}
+    calls: dict[str, Any] = {name: kit.step.call(text) for name, text in callbacks.items()}
+    batch = Batch([kit.step.call("bad"), hold.call()], **calls).enqueue()
+    with Embedded(app):
+        wait_until(lambda: "badly" in kit.done)
+        batch.add([kit.step.call("more")])
+        gate.set()
+        wait_until(lambda: "over" in kit.done)
+    assert set(kit.done) == {"bad", "badly", "more", "over"}
+    assert kit.done[-1] == "over"
+
+
+def test_retrying_a_batch_that_went_well_raises_no_alarm(app: Packhorse, kit: Kit):
+    """Its on_failure was cancelled since nothing failed, and that is still so."""
+    batch = Batch([kit.step.call("a")], on_failure=kit.step.call("alarm"), on_finish=kit.step.call("over")).enqueue()
+    with Embedded(app):
+        batch.wait(SOON)
+        wait_until(lambda: "over" in kit.done)
+    assert batch.retry() == 0
+    assert kit.done == ["a", "over"]
+    kit.broken = {"over2"}
+    other = Batch([kit.step.call("b")], on_failure=kit.step.call("alarm"), on_finish=kit.step.call("over2")).enqueue()
+    with Embedded(app):
+        other.wait(SOON)
+        wait_until(lambda: app.inspection.counts().get(JobState.FAILED) == 1)
+        kit.broken = set()
+        assert other.retry() == 1
+        wait_until(lambda: kit.done.count("over2") == 2)
+    assert "alarm" not in kit.done
+
+
+def test_a_job_makes_its_own_batch_grow(app: Packhorse, kit: Kit):
+    """It knows the id before the batch is enqueued."""
+
+    @app.task(name="crawl")
+    def crawl(batch: str, depth: int) -> None:
+        if depth:
+            app.flow(batch).add([crawl.call(batch, depth - 1)] * 2)
+
+    batch = Batch(on_success=kit.step.call("well"), on_finish=kit.step.call("over"))
+    batch.add(crawl.call(batch.id, 4))
+    handle = batch.enqueue()
+    assert handle.id == batch.id
+    with Embedded(app, concurrency=4):
+        wait_until(lambda: len(kit.done) == 2)
+    assert handle.counts() == {JobState.SUCCEEDED: 31}
+    assert set(kit.done) == {"well", "over"}

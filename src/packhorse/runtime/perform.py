@@ -195,25 +195,27 @@ class Performer:
         except (ValueError, TypeError, AttributeError) as error:
             raise PayloadError(f"It refers to results in a way that Packhorse does not write: {error}.") from None
 
-    def _result(self, hex: str, first: int | None = None, count: int = 0) -> Any:
+    def _result(self, hex: str, first: int | list[int] | None = None, count: int = 0) -> Any:
+        """Of a job; or of places of a flow, so many from the first, or each of a list."""
         if first is None:
             job = self._app.store.job(bytes.fromhex(hex))
             if job is None:
                 raise PayloadError("The job before it is no longer kept, and its result with it.")
             return self._result_of(job)
-        found: list[Any] = [None] * count
-        after = first - 1
-        while after < first + count - 1 and (
-            page := self._app.store.members(bytes.fromhex(hex), after, RESULTS_AT_ONCE)
-        ):
-            for place, job in page:
-                if place < first + count:
-                    found[place - first] = self._result_of(job)
+        places = range(first, first + count) if isinstance(first, int) else first
+        found: dict[int, Any] = dict.fromkeys(places)
+        after, last = min(places, default=0) - 1, max(places, default=-1)
+        while after < last and (page := self._app.store.members(bytes.fromhex(hex), after, RESULTS_AT_ONCE)):
+            found |= {place: self._result_of(job) for place, job in page if place in found}
             after = page[-1][0]
-        return found
+        return [found[place] for place in places]
 
     def _result_of(self, job: StoredJob) -> Any:
-        return self._app.inspection.result_of(job) if job.state is JobState.SUCCEEDED else None
+        if job.state is not JobState.SUCCEEDED:
+            return None
+        if job.result_error is not None:
+            raise PayloadError(f"The result of job {job.id} before it is not available: {job.result_error}")
+        return self._app.inspection.result_of(job)
 
     def _merged_into(
         self, name: str, task: BaseTask[..., Any], entries: Iterable[Entry]
