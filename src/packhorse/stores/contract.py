@@ -153,7 +153,8 @@ class Act(StrEnum):
     """What an operator does to selected jobs.
 
     CANCEL   unfinished jobs end `cancelled`; the owner of a running one is asked to
-    RETRY    failed and cancelled jobs become ready again with fresh attempts
+    RETRY    failed and cancelled jobs become ready again with fresh attempts; one that comes after others waits for
+             those that have not ended, or go round with it, and bears with those that did not succeed
     RUN_NOW  scheduled jobs become ready
     DISCARD  jobs that do not run are deleted
     CHANGE   unfinished jobs that do not run get another queue or priority

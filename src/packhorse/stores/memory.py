@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
@@ -60,6 +61,8 @@ from packhorse.stores.contract import (
     stranger,
 )
 
+INSERTED = ("_jobs", "_members", "_children", "_unique", "_permits", "_rates")  # what an insert may change
+
 
 @dataclass
 class _Job:
@@ -91,7 +94,12 @@ class _Job:
 
     @property
     def gated(self) -> bool:
-        return any(well is None for _, well in self.parents.values())
+        """It waits for others; of failures the first is enough."""
+        return any(well is None for _, well in self.parents.values()) and not self.alarmed
+
+    @property
+    def alarmed(self) -> bool:
+        return any(need is Need.FAILURE and well is False for need, well in self.parents.values())
 
     @property
     def ageing(self) -> int:
@@ -184,17 +192,27 @@ class MemoryStore(Store):
                 )
                 for new in jobs
             ]
-            self._check_family(jobs)
+            fresh = [new for new in jobs if new.id not in self._jobs]
+            self._check_family(fresh)
+            before = deepcopy({name: getattr(self, name) for name in INSERTED}) if _may_be_left_out(fresh) else {}
             ids = [self._insert(new, *its_times, now) for new, its_times in zip(jobs, times, strict=True)]
-            for new in jobs:
-                for child in new.before:
-                    self._make_child(self._jobs[child.id], new.id, child.need)
-            for new in jobs:
-                for parent in new.after:
-                    if (state := self._jobs[parent.id].state).finished:
-                        self._open_gates({parent.id: state is JobState.SUCCEEDED}, now)
+            try:
+                self._join_family([new for new in fresh if new.id in self._jobs], now)
+            except StoreDataError:
+                vars(self).update(before)
+                raise
             self._notify()
             return ids
+
+    def _join_family(self, fresh: Sequence[NewJob], now: int) -> None:
+        self._check_family(fresh)  # once more: for a parent that is there already, another one may stand
+        for new in fresh:
+            for child in new.before:
+                self._make_child(self._jobs[child.id], new.id, child.need)
+        for new in fresh:
+            for parent in new.after:
+                if (state := self._jobs[parent.id].state).finished:
+                    self._open_gates({parent.id: state is JobState.SUCCEEDED}, now)
 
     def _make_child(self, job: _Job, parent: bytes, need: Need) -> None:
         job.parents[parent] = (need, None)
@@ -216,29 +234,21 @@ class MemoryStore(Store):
             doomed: dict[bytes, str] = {}
             children = {child for id in how for child in self._children.get(id, ()) if child in self._jobs}
             for job in [self._jobs[id] for id in sorted(children)]:
-                for id in job.parents.keys() & how.keys():
-                    need, before = job.parents[id]
-                    if before is None:
-                        job.parents[id] = (need, how[id])
-                if job.waits_on != GATE:
+                ended = [id for id in job.parents.keys() & how.keys() if job.parents[id][1] is None]
+                job.parents |= {id: (job.parents[id][0], how[id]) for id in ended}
+                if not ended or job.waits_on != GATE:
                     continue
                 needs = list(job.parents.values())
                 if any(need is Need.SUCCESS and well is False for need, well in needs):
                     doomed[job.new.id] = "a job before it did not succeed"
-                elif any(need is Need.FAILURE and well is False for need, well in needs):
-                    self._open_gate(job, now)
                 elif not job.gated:
-                    if any(need is Need.FAILURE for need, _ in needs):
+                    if any(need is Need.FAILURE for need, _ in needs) and not job.alarmed:
                         doomed[job.new.id] = NOT_NEEDED
                     else:
-                        self._open_gate(job, now)
+                        self._schedule(job, job.run_at, now)
             for id, reason in doomed.items():
                 self._end(self._jobs[id], reason, now)
             how = dict.fromkeys(doomed, False)
-
-    def _open_gate(self, job: _Job, now: int) -> None:
-        job.parents = {id: (need, bool(well)) for id, (need, well) in job.parents.items()}
-        self._schedule(job, job.run_at, now)
 
     def _insert(self, new: NewJob, run_at: int | None, expires_at: int | None, now: int) -> bytes:
         if new.id in self._jobs:
@@ -264,7 +274,7 @@ class MemoryStore(Store):
         if run_at is None or run_at <= now:
             job.become_due(now)
         else:
-            job.state, job.order_key = JobState.SCHEDULED, run_at
+            job.state, job.waits_on, job.order_key = JobState.SCHEDULED, "", run_at
 
     def _give_way(self, new: NewJob, run_at: int | None, now: int) -> bytes | None:
         """The job that holds the key and stays; None where there is none, or it has given way."""
@@ -278,8 +288,11 @@ class MemoryStore(Store):
             return id
         match unique.conflict:
             case UniqueConflict.RESCHEDULE:
-                self._free_permits(holder)
-                self._schedule(holder, run_at, now)
+                if holder.waits_on == GATE:
+                    holder.run_at = run_at
+                else:
+                    self._free_permits(holder)
+                    self._schedule(holder, run_at, now)
                 holder.epoch += 1
             case UniqueConflict.REPLACE:
                 self._cancel(holder, "replaced", now)
@@ -790,29 +803,35 @@ class MemoryStore(Store):
             moved = asked = 0
             if change.act is Act.RETRY:
                 self._close_gates(batch)
+            ended: dict[bytes, bool] = {}
             for job in batch:
-                if job.state is not JobState.RUNNING:
-                    moved += self._move(job, change, reason, now)
+                if change.act is Act.CANCEL and not job.state.finished and job.state is not JobState.RUNNING:
+                    self._end(job, reason or "cancelled", now)
+                    ended[job.new.id] = False
+                elif job.state is not JobState.RUNNING:
+                    moved += self._move(job, change, now)
                 elif change.act is Act.CANCEL:
                     job.asked = reason or "cancelled"
                     job.asked_seal = change.seal
                     asked += 1
+            self._open_gates(ended, now)
+            moved += len(ended)
             self._audit.append(Audit(now, actor, change.act, reason, moved + asked))
             self._notify()
             return Moved(moved, asked, batch[-1].new.id if len(batch) == limit else None)
 
     def _close_gates(self, batch: Sequence[_Job]) -> None:
-        """Whoever waits for one that goes round again, or goes round with it, waits for its new end."""
+        """Whoever waits for one that goes round again, or may still go round with it, waits for its new end."""
         again = {job.new.id for job in batch if job.state in (JobState.FAILED, JobState.CANCELLED)}
         for job in self._jobs.values():
-            if job.new.id in again or job.waits_on == GATE:
+            if job.state in (JobState.FAILED, JobState.CANCELLED) or job.waits_on == GATE:
                 job.parents |= {id: (job.parents[id][0], None) for id in job.parents.keys() & again}
+            if job.new.id in again:  # how the others ended is no longer held against it
+                hurt = [id for id, how in job.parents.items() if how == (Need.SUCCESS, False)]
+                job.parents |= dict.fromkeys(hurt, (Need.SUCCESS, True))
 
-    def _move(self, job: _Job, change: Change, reason: str, now: int) -> bool:
+    def _move(self, job: _Job, change: Change, now: int) -> bool:
         match change.act:
-            case Act.CANCEL if not job.state.finished:
-                self._cancel(job, reason or "cancelled", now)
-                return True
             case Act.RETRY if job.state in (JobState.FAILED, JobState.CANCELLED):
                 self._keep_last_failure(job)
                 job.attempts = job.losses = job.strays = 0
@@ -1093,6 +1112,11 @@ class _MemoryWatch(Watch):
 
     def close(self) -> None:
         pass
+
+
+def _may_be_left_out(jobs: Sequence[NewJob]) -> bool:
+    """Whether one of them may come after one that another job will stand for."""
+    return any(new.terms.unique for new in jobs) and any(new.after for new in jobs)
 
 
 def _stands_with(other: _Job, job: _Job) -> bool:

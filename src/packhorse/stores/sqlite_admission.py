@@ -17,7 +17,7 @@ from packhorse.job import NewJob, Token
 from packhorse.limits import CATCH_UP, MERGES_CAP, Bucket, Conflict, Hold, Pace, UniqueConflict
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_gates
-from packhorse.stores.contract import FAIR, LIMIT, MERGED, LimitView, RateView, limit_line, parked_line, rate_line
+from packhorse.stores.contract import FAIR, GATE, LIMIT, MERGED, LimitView, RateView, limit_line, parked_line, rate_line
 from packhorse.stores.sqlite_batches import batched, read
 from packhorse.stores.sqlite_due import DUE, LED, end
 from packhorse.stores.sqlite_turns import Turns, forget_turns
@@ -532,7 +532,9 @@ def give_way(c: sqlite3.Connection, id: bytes, new: NewJob, run_at: int | None, 
 
 
 def _reschedule(c: sqlite3.Connection, id: bytes, n: int, run_at: int | None, now: int) -> None:
-    c.execute("update job set run_at = ?, epoch = epoch + 1 where n = ?", (run_at, n))
+    moved = "update job set run_at = ?, epoch = epoch + 1 where n = ? returning waits_on"
+    if c.execute(moved, (run_at, n)).fetchall() == [(GATE,)]:
+        return
     if run_at is None or run_at <= now:
         c.execute(f"update job set {DUE}, order_key = ? - {LED} where n = ?", (now, n))
     else:

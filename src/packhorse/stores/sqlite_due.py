@@ -18,7 +18,10 @@ DUE_AGAIN = f"""
     state = case when limited or share is not null or {{gated}} then 2 else 3 end,
     waits_on = case when {{gated}} then '{GATE}' when share is null then ''
                     else '{FAIR}' || queue || '/' || share end
-""".format(gated="exists (select 1 from edge where child = job.id and ended = 0)")
+""".format(
+    gated="(exists (select 1 from edge where child = job.id and ended = 0) "
+    "and not exists (select 1 from edge where child = job.id and ended = 2 and need = 2))"
+)
 LED = "coalesce(priority, 0) * ageing"  # how much earlier its priority lets it stand
 CANCEL_ONE = """
     update job set state = 7, waits_on = '', finished_at = ?, process = null, epoch = epoch + 1 where n = ?

@@ -145,16 +145,17 @@ CLAIMED = (
 def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[bytes]:
     """The ids that stand for them."""
     if not any(job.terms.unique for job in jobs):
-        _insert(c, jobs, now)
+        sqlite_gates.write_edges(c, _insert(c, jobs, now), now, at_once=True)
         return [job.id for job in jobs]
     ids: list[bytes] = []
+    inserted: list[NewJob] = []
     pending: dict[bytes, NewJob] = {}
     for job in jobs:
         stands = job.id
         if (unique := job.terms.unique) is not None and not _known(c, job.id) and job.id not in pending:
             holder = sqlite_unique.holder(c, unique, now)
             if holder in pending:
-                _insert(c, list(pending.values()), now)
+                inserted += _insert(c, list(pending.values()), now)
                 pending = {}
             run_at = now + job.delay if job.delay is not None else job.run_at
             if holder is None or admission.give_way(c, holder, job, run_at, now):
@@ -164,7 +165,8 @@ def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[byte
         if stands == job.id:
             pending.setdefault(job.id, job)
         ids.append(stands)
-    _insert(c, list(pending.values()), now)
+    inserted += _insert(c, list(pending.values()), now)
+    sqlite_gates.write_edges(c, inserted, now, at_once=False)
     return ids
 
 
@@ -172,8 +174,8 @@ def _known(c: sqlite3.Connection, id: bytes) -> bool:
     return c.execute("select 1 from payload where id = ?", (id,)).fetchone() is not None
 
 
-def _insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
-    """An insert may be repeated, in part too: what is there already stays as it is."""
+def _insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[NewJob]:
+    """Those that are new: an insert may be repeated, in part too, and what is there already stays as it is."""
     (first,) = c.execute("select coalesce(max(n), 0) + 1 from job").fetchone()
     numbered = list(enumerate(jobs, first))
     if batched(c, INSERT_PAYLOAD, [_wide_row(n, job, now) for n, job in numbered]) < len(jobs):
@@ -185,10 +187,9 @@ def _insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
     admission.write_holds(c, (job for _, job in numbered))
     if members := [(*job.member, job.id) for _, job in numbered if job.member is not None]:
         batched(c, "insert into member (flow, place, id) values {values}", members)
-    if any(job.after or job.before for _, job in numbered):
-        sqlite_gates.write_edges(c, [job for _, job in numbered], now)
     if aged := [(job.ageing, job.ageing, n) for n, job in numbered if job.ageing and job.share is None]:
         c.executemany(AGED, aged)
+    return [job for _, job in numbered]
 
 
 class InUse(NamedTuple):

@@ -39,18 +39,22 @@ KNOWN = "select payload.id, state from payload join job on job.n = payload.n whe
 AT_ITS_GATE = f"""
     select 1 from payload join job on job.n = payload.n where payload.id = ? and state = 2 and waits_on = '{GATE}'
 """
-# Whoever waits for one that goes round again, or goes round with it, waits for its new end.
+# Whoever waits for one that goes round again, or may still go round with it, waits for its new end.
 CLOSE = f"""
     update edge set ended = 0 where parent in (values {{values}}) and exists (
         select 1 from payload join job on job.n = payload.n
         where payload.id = edge.child and (state in (6, 7) or (state = 2 and waits_on = '{GATE}'))
     )
 """
+# How the others ended is no longer held against one that goes round again.
+FORGIVE = f"update edge set ended = {WELL} where child in (values {{values}}) and ended = {BADLY} and need = {SUCCESS}"
 
 
-def write_edges(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
-    """Of jobs that were just inserted, in any order."""
-    coming = {job.id for job in jobs}
+def write_edges(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int, *, at_once: bool) -> None:
+    """Of jobs that were just inserted, in any order; where not at once, some of them may have ended already."""
+    if not any(job.after or job.before for job in jobs):
+        return
+    coming = {job.id for job in jobs} if at_once else set[bytes]()
     rows: list[tuple[bytes, bytes, int, int]] = []
     outside: set[bytes] = set()
     for job in jobs:
@@ -92,4 +96,6 @@ def settle(c: sqlite3.Connection, well: Collection[bytes], badly: Collection[byt
 
 
 def close(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
+    """They go round again."""
     batched(c, CLOSE, [(id,) for id in ids])
+    batched(c, FORGIVE, [(id,) for id in ids])

@@ -36,6 +36,7 @@ SUITE = (
     "test_adopt",
     "test_claim_order",
     "test_fencing",
+    "test_flows",
     "test_insert",
     "test_lease",
     "test_leave",
