@@ -193,8 +193,12 @@ class MemoryStore(Store):
                 for new in jobs
             ]
             fresh = [new for new in jobs if new.id not in self._jobs]
-            self._check_family(fresh)
-            before = deepcopy({name: getattr(self, name) for name in INSERTED}) if _may_be_left_out(fresh) else {}
+            before: dict[str, object] = {}
+            if any(new.terms.unique for new in fresh) and any(new.after or new.before for new in fresh):
+                # Some may be left out, so that others are to come after nobody. That is known only in the end.
+                before = deepcopy({name: getattr(self, name) for name in INSERTED})
+            else:
+                self._check_family(fresh)
             ids = [self._insert(new, *its_times, now) for new, its_times in zip(jobs, times, strict=True)]
             try:
                 self._join_family([new for new in fresh if new.id in self._jobs], now)
@@ -205,7 +209,7 @@ class MemoryStore(Store):
             return ids
 
     def _join_family(self, fresh: Sequence[NewJob], now: int) -> None:
-        self._check_family(fresh)  # once more: for a parent that is there already, another one may stand
+        self._check_family(fresh)
         for new in fresh:
             for child in new.before:
                 self._make_child(self._jobs[child.id], new.id, child.need)
@@ -1112,11 +1116,6 @@ class _MemoryWatch(Watch):
 
     def close(self) -> None:
         pass
-
-
-def _may_be_left_out(jobs: Sequence[NewJob]) -> bool:
-    """Whether one of them may come after one that another job will stand for."""
-    return any(new.terms.unique for new in jobs) and any(new.after for new in jobs)
 
 
 def _stands_with(other: _Job, job: _Job) -> bool:
