@@ -26,6 +26,7 @@ from packhorse.errors import (
     TaskError,
 )
 from packhorse.events import Event, EventKind
+from packhorse.flow import Batch, Flow, FlowHandle, chain, chord, group
 from packhorse.handle import JobHandle
 from packhorse.job import Attempt, Failure, FailureKind, Job, JobState
 from packhorse.limits import debounce, limit, rate, throttle, unique
@@ -64,6 +65,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Act",
     "Attempt",
+    "Batch",
     "Call",
     "Cancel",
     "Change",
@@ -83,6 +85,8 @@ __all__ = [
     "Failure",
     "FailureKind",
     "Fixed",
+    "Flow",
+    "FlowHandle",
     "Job",
     "JobCancelled",
     "JobFailed",
@@ -111,9 +115,12 @@ __all__ = [
     "agather",
     "as_completed",
     "await_jobs",
+    "chain",
+    "chord",
     "current_context",
     "debounce",
     "gather",
+    "group",
     "limit",
     "rate",
     "throttle",

@@ -34,6 +34,7 @@ from packhorse.task import BaseTask, Call, CoroutineTask, Declared, Options, Tas
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from packhorse.flow import FlowHandle
     from packhorse.moments import Rule
     from packhorse.scheduling import Bounds, Schedules
 
@@ -269,13 +270,17 @@ class Packhorse:
         return await in_thread(self.enqueue_many, calls)
 
     def _insert(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
+        return [JobHandle(self, id) for id in self.write(calls, lambda: [call.new_job() for call in calls])]
+
+    def write(self, calls: list[Call[R]], make: Callable[[], list[NewJob]]) -> list[bytes]:
+        """Insert what is made of the calls, and tell subscribers; the ids that stand for them."""
         try:
-            jobs = [call.new_job() for call in calls]
-            handles: list[JobHandle[R]] = [JobHandle(self, id) for id in self.store.insert(jobs)]
+            jobs = make()
+            ids = self.store.insert(jobs)
         except StoreError as error:
             raise EnqueueError(f"Nothing was enqueued: {error}", left_out=calls) from error
         self.tell_enqueued(jobs)
-        return handles
+        return ids
 
     def tell_enqueued(self, jobs: list[NewJob]) -> None:
         if not self.events.wants(EventKind.ENQUEUED):
@@ -313,6 +318,12 @@ class Packhorse:
 
     async def ajob(self, id: str | uuid.UUID) -> JobHandle[Any]:
         return await in_thread(self.job, id)
+
+    def flow(self, id: str | uuid.UUID) -> FlowHandle:
+        """The flow of that id, enqueued by any process."""
+        from packhorse.flow import FlowHandle
+
+        return FlowHandle(self, known_id(id))
 
     @property
     def ageing(self) -> int:

@@ -120,10 +120,27 @@ class Token(NamedTuple):
     epoch: int
 
 
+class Need(StrEnum):
+    """What a job waits for in one that comes before it: that it succeeds, that it ends, or that it does not succeed."""
+
+    SUCCESS = "success"
+    END = "end"
+    FAILURE = "failure"
+
+
+class Parent(NamedTuple):
+    """A job that another one waits for."""
+
+    id: bytes
+    need: Need = Need.SUCCESS
+
+
 class NewJob(NamedTuple):
     """What `insert` takes. `run_at` and `expires_at` are moments, `delay` and `lifetime` count from the store's now.
 
-    `ageing` is how many microseconds of waiting make up for one point of priority; 0: none ever do.
+    `ageing` is how many microseconds of waiting make up for one point of priority; 0: none ever do. It waits until all
+    those have ended `after` which it comes, and comes itself `before` others, which must still wait. `member` is its
+    flow and its place in it.
     """
 
     id: bytes
@@ -139,6 +156,9 @@ class NewJob(NamedTuple):
     tags: tuple[str, ...] = ()
     terms: Terms = FREE
     ageing: int = 0
+    after: tuple[Parent, ...] = ()
+    before: tuple[Parent, ...] = ()
+    member: tuple[bytes, int] | None = None
 
 
 class Claim(NamedTuple):

@@ -42,6 +42,7 @@ TAGS_CAP = 16
 SHAPES_CAP = 1_000
 VERSION_CAP = 65_535
 _ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+_UNNAMED = (_ARGS, _KWARGS, inspect.Parameter.POSITIONAL_ONLY)
 
 
 class ForeignCodec(Protocol):
@@ -140,22 +141,39 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """Stands for the result of an earlier job of a flow, or for those of a group."""
+
+    node: Any
+    group: Any
+
+
+RESULTS = "packhorse.results"  # where metadata tell which results are to be among the arguments
+
+
+@dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
     """A task with arguments, ready to be enqueued: what `task.call(...)` makes and `enqueue_many` takes."""
 
     task: BaseTask[..., R_co]
     encoded: Encoded = field(repr=False)  # secrets too, as they travel
     terms: Terms = field(default=FREE, repr=False)
+    references: Mapping[str, Reference] = field(default_factory=dict, repr=False)
 
-    def new_job(self) -> NewJob:
+    def new_job(self, id: bytes | None = None, results: Mapping[str, list[Any]] | None = None) -> NewJob:
         task = self.task
         app, stored = task.app, task.stored
         options, encoded = app.drafted(task), self.encoded
+        metadata = options.metadata
+        if self.references:
+            if results is None:
+                raise ConfigError("Results of other jobs are known only within a flow: add this call to it.")
+            metadata = {**metadata, RESULTS: results}
         if stored.codec is not None:
-            encoded = _pack_foreign(encoded, app.codec, options.metadata)
-        elif options.metadata:
-            encoded = app.codec.with_metadata(encoded, dict(options.metadata))
-        id, created = new_id(), app.clock.now()
+            encoded = _pack_foreign(encoded, app.codec, metadata)
+        elif metadata:
+            encoded = app.codec.with_metadata(encoded, dict(metadata))
+        id, created = new_id() if id is None else id, app.clock.now()
         run_at = delay = expires_at = lifetime = expires = None
         if options.run_after is not None:
             run_at, delay = _moment_or_length(options.run_after)
@@ -254,6 +272,8 @@ class BaseTask(Generic[P, R_co]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """The task with arguments, to be enqueued later or with others."""
         self.check_call(args, kwargs)
+        if Reference in map(type, args) or Reference in map(type, kwargs.values()):
+            return self._referring(args, kwargs)
         terms = self._terms(args, kwargs) if self.rules else FREE
         if self.stored.codec is not None:
             return Call(self, Encoded(self.stored.codec.encode((args, kwargs)), typed=False), terms)
@@ -261,6 +281,23 @@ class BaseTask(Generic[P, R_co]):
             dumped_args, dumped_kwargs = self.shapes.dump_arguments(args, kwargs)
             return Call(self, self.app.codec.encode_arguments(dumped_args, dumped_kwargs, self.parameter_names), terms)
         return Call(self, self.app.codec.encode_arguments(args, kwargs, self.parameter_names), terms)
+
+    def _referring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[R_co]:
+        """What is to come is left out, and known by its name."""
+        given = self._signature.bind(*args, **kwargs).arguments
+        named = {name: value for name, value in given.items() if self._signature.parameters[name].kind not in _UNNAMED}
+        found = {name: value for name, value in named.items() if type(value) is Reference}
+        if self.rules or len(named) < len(given) or len(found) < sum(type(it) is Reference for it in given.values()):
+            raise ConfigError(
+                f"{self.name} cannot take the result of another job here: only arguments that have a name can, of a "
+                "task without limits, rates and unique keys. Enqueue a job for that from within the task."
+            )
+        plain = {name: value for name, value in named.items() if name not in found}
+        if self.stored.codec is not None:
+            return Call(self, Encoded(self.stored.codec.encode(((), plain)), typed=False), FREE, found)
+        if self.shapes is not None:
+            _, plain = self.shapes.dump_arguments((), plain)
+        return Call(self, self.app.codec.encode_arguments((), plain, self.parameter_names), FREE, found)
 
     def _terms(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
         """The keys of one job. Defaults count like what is passed, by place or by name."""
@@ -332,18 +369,19 @@ class BaseTask(Generic[P, R_co]):
         except Exception as error:
             raise PayloadError(f"Upgrading from payload version {version} raised {type(error).__name__}.") from None
 
-    def read(self, opened: OpenedJob) -> Arguments:
-        """Arguments as the function takes them now, from what was once enqueued."""
+    def read(self, opened: OpenedJob, results: Callable[[Any], Mapping[str, Any]] = lambda said: {}) -> Arguments:
+        """Arguments as the function takes them now, from what was once enqueued; `results` fetches those of others."""
         args, kwargs, metadata = self.as_sent(opened)
+        fetched = results(metadata[RESULTS]) if RESULTS in metadata else {}
         if opened.version != self.stored.version:
             args, kwargs = self.upgraded(opened.version, args, kwargs)
         try:
-            self.check_call(args, kwargs)
+            self.check_call(args, {**kwargs, **fetched})
         except TypeError as error:
             raise PayloadError(f"{error}. The task has changed since; declare an upgrade, or enqueue anew.") from None
         if self.shapes is not None and not opened.foreign:
             args, kwargs = self.shapes.load_arguments(args, kwargs)
-        return Arguments(args, kwargs, metadata)
+        return Arguments(args, {**kwargs, **fetched} if fetched else kwargs, metadata)
 
     def as_sent(self, opened: OpenedJob) -> Arguments:
         if opened.foreign:

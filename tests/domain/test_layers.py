@@ -12,10 +12,10 @@ PACKAGE = Path(__file__).parents[2] / "src" / "packhorse"
 # From top to bottom. A module may import its own layer and those below. A folder counts as one module.
 LAYERS = {
     "skins": "__init__ __main__ cli dashboard django testing",
-    "use cases": "app config context control doctor events handle inspection middleware reporters runtime scheduling"
-    " steps task waiting",
+    "use cases": "app config context control doctor events flow handle inspection middleware reporters runtime"
+    " scheduling steps task waiting",
     "stores": "stores",
-    "domain": "clock codec cron errors failpoints flow hops ids job limits logs masking moments outcome pickling queues"
+    "domain": "clock codec cron errors failpoints hops ids job limits logs masking moments outcome pickling queues"
     " retry schedule seals shapes signing zones",
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules.split()}

@@ -22,7 +22,8 @@ WITHOUT = {
     JobHandle: set[str](),
     Packhorse: {
         *("task", "recurring", "register_type", "use", "subscribe"),  # declared before anything runs
-        *("drafted", "tell_enqueued", "stored_priority", "public", "open_failure", "sealed", "close"),
+        *("drafted", "tell_enqueued", "stored_priority", "public", "open_failure", "sealed", "write", "close"),
+        "flow",  # which asks nothing
     },
 }
 EVERYTHING = Selection()

@@ -48,15 +48,8 @@ def test_every_command_explains_itself_with_an_example(packhorse: Run, path: tup
 @pytest.mark.parametrize("path", list(every_command()), ids=" ".join)
 def test_every_command_that_tells_something_does_so_for_scripts_too(packhorse: Run, path: tuple[str, ...]):
     """But for the worker, which logs, and the script for a shell."""
-    is_group = not path or path in {
-        ("jobs",),
-        ("dead",),
-        ("queues",),
-        ("tasks",),
-        ("limits",),
-        ("shares",),
-        ("schedules",),
-    }
+    groups = {"jobs", "dead", "queues", "tasks", "limits", "shares", "schedules", "flows"}
+    is_group = not path or path in {(name,) for name in groups}
     assert ("--json" in packhorse(*path, "--help").output) == (not is_group and path[0] not in {"worker", "completion"})
 
 

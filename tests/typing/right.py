@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 from packhorse import (
+    Batch,
     Call,
     Cancel,
     Context,
@@ -16,6 +17,8 @@ from packhorse import (
     Exponential,
     Failure,
     Fixed,
+    Flow,
+    FlowHandle,
     Job,
     JobFailed,
     JobHandle,
@@ -31,8 +34,11 @@ from packhorse import (
     agather,
     as_completed,
     await_jobs,
+    chain,
+    chord,
     current_context,
     gather,
+    group,
     limit,
     rate,
     unique,
@@ -266,6 +272,33 @@ def turns() -> None:
     assert_type(app.inspection.weights(), dict[str, int])
     for view in app.inspection.rates():
         assert_type(view.waiting, int)
+
+
+# Flows: what stands for a result has its type.
+@app.task
+def count(lines: list[str]) -> int:
+    return len(lines)
+
+
+flow = Flow()
+first = flow.add(resize.call(1))
+assert_type(first.result, str)
+sides = flow.group([resize.call(2), resize.call(3)], after=first)
+assert_type(sides.results, list[str])
+flow.add(count.call(sides.results), after=[first, sides], on_failure="continue")
+flow.include(chain(resize.call(4), fetch), after=sides)
+assert_type(flow.enqueue(), FlowHandle)
+chord([resize.call(5), resize.call(6)], count).enqueue()
+assert_type(group(resize.call(number) for number in range(3)).enqueue().counts(), dict[JobState, int])
+batch = Batch([resize.call(7)], on_success=nothing.call(), on_finish=nothing.call()).enqueue()
+assert_type(batch.add([resize.call(8)]), list[JobHandle[Any]])
+assert_type(batch.finished, bool)
+
+
+async def later(handle: FlowHandle) -> None:
+    assert_type(await flow.aenqueue(), FlowHandle)
+    assert_type(await handle.awaited(timeout=1), dict[JobState, int])
+    assert_type(await handle.acancel(reason="why"), int)
 
 
 # Waiting for many.

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from packhorse import Context, JobHandle, Middleware, Packhorse, Secret, gather, limit, rate, unique
+from packhorse import Batch, Context, Flow, JobHandle, Middleware, Packhorse, Secret, chord, gather, limit, rate, unique
 
 app = Packhorse("shop", "memory://")
 
@@ -134,3 +134,15 @@ app.control.set_weight("ann", "3")  # error
 def wait_for_token(context: Context) -> int:
     context.take(5)  # error
     return context.take("5/s", timeout="soon")  # error
+
+
+# Flows.
+flow = Flow()
+node = flow.add(resize.call(1))
+resize.call(node.result)  # error
+flow.add(resize)  # error
+flow.add(resize.call(2), after="first")  # error
+flow.add(resize.call(2), on_failure="maybe")  # error
+chord([resize.call(1)], resize)  # error
+Batch([resize])  # error
+node.result.nonsense()  # error

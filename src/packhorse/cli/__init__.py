@@ -12,6 +12,7 @@ from packhorse.cli.checking import check
 from packhorse.cli.completing import completion
 from packhorse.cli.dead import dead
 from packhorse.cli.enqueueing import enqueue
+from packhorse.cli.flows import flows
 from packhorse.cli.health import doctor
 from packhorse.cli.jobs import jobs
 from packhorse.cli.limits import limits
@@ -64,6 +65,7 @@ for command in (
     limits,
     schedules,
     shares,
+    flows,
     dead,
     enqueue,
     signal,

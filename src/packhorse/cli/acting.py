@@ -108,7 +108,7 @@ def act_on(deed: Deed, target: Target, choice: Choice, order: Order) -> None:
     if order.as_json:
         print_json({"act": deed.act, "jobs": done.jobs, "asked": done.asked})
     else:
-        click.echo(f"{deed.done} {count(done.jobs)}.{_asked(done.asked)}")
+        click.echo(f"{deed.done} {count(done.jobs)}.{asked_text(done.asked)}")
     if not complete:
         raise SystemExit(1)
 
@@ -206,7 +206,7 @@ def _parts(ids: Sequence[bytes], selection: Selection = ANY) -> Iterator[Selecti
     return (replace(selection, ids=ids[start : start + IDS_AT_ONCE]) for start in range(0, len(ids), IDS_AT_ONCE))
 
 
-def _asked(number: int) -> str:
+def asked_text(number: int) -> str:
     if not number:
         return ""
     was = "was" if number == 1 else "were"

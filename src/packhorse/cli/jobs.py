@@ -171,11 +171,11 @@ def job_table(jobs: list[Job]) -> Table:
     now = datetime.now(UTC)
     for job in jobs:
         state = cell(job.state, STYLES.get(job.state, ""))
-        made.add_row(job.id, state, cell(job.queue), cell(job.task), str(job.attempts), _when(job, now))
+        made.add_row(job.id, state, cell(job.queue), cell(job.task), str(job.attempts), when(job, now))
     return made
 
 
-def _when(job: Job, now: datetime) -> str:
+def when(job: Job, now: datetime | None = None) -> str:
     if job.finished_at is not None:
         return f"ended {ago(job.finished_at, now)}"
     if job.state is JobState.RUNNING and (began := job.started_at or job.claimed_at) is not None:

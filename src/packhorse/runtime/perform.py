@@ -21,7 +21,7 @@ from packhorse.errors import Cancel, PayloadError
 from packhorse.events import Event, EventKind
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
-from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, Token, storable
+from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, StoredJob, Token, storable
 from packhorse.limits import Pace
 from packhorse.logs import job_extra
 from packhorse.masking import mask_text, secrets_in
@@ -36,6 +36,7 @@ from packhorse.task import BaseTask, default_keep
 
 log = logging.getLogger("packhorse.jobs")
 
+RESULTS_AT_ONCE = 1_000
 SKEW = 60 * SECOND  # how far the clocks of enqueuing programs and workers may be apart
 
 
@@ -44,6 +45,10 @@ class Prepared(NamedTuple):
     context: Context
     args: list[Any]
     kwargs: dict[str, Any]
+
+
+class MustAsk(Exception):
+    """The arguments are not all in the payload."""
 
 
 class UnknownTask(LookupError):
@@ -115,11 +120,10 @@ class Performer:
 
     async def in_loop(self, claim: Claim) -> Outcome:
         failpoint("slot.before_perform")
-        task = self._tasks.get(claim.task)
-        if task is not None and task.rules.merges:
-            prepared = await asyncio.to_thread(self._prepare, claim)  # it asks the store
-        else:
-            prepared = self._prepare(claim)
+        try:
+            prepared = self._prepare(claim, on_loop=True)
+        except MustAsk:
+            prepared = await asyncio.to_thread(self._prepare, claim)
         if isinstance(prepared, Outcome):
             return prepared
         task, context, args, kwargs = prepared
@@ -162,7 +166,8 @@ class Performer:
 
     # Before.
 
-    def _prepare(self, claim: Claim) -> Prepared | Outcome:
+    def _prepare(self, claim: Claim, *, on_loop: bool = False) -> Prepared | Outcome:
+        """MustAsk where the store has to be asked for more, which would hold up a loop."""
         if self.cancelled and claim.token in self.cancelled:
             return self.kept(claim, stop(claim.token, None, self.cancelled.pop(claim.token)))
         try:
@@ -172,8 +177,10 @@ class Performer:
             task = self._tasks.get(claim.task)
             if task is None or opened.version > task.stored.version:
                 return self.kept(claim, self._strayed(claim, task))
-            args, kwargs, metadata = task.read(opened)
+            args, kwargs, metadata = task.read(opened, _not_here if on_loop else self._results)
             if task.rules.merges:
+                if on_loop:
+                    raise MustAsk
                 entries = self._app.store.entries(claim.token.id)
                 args, kwargs = task.merged(args, kwargs, self._merged_into(claim.task, task, entries))
         except PayloadError as error:
@@ -184,6 +191,35 @@ class Performer:
         if self._app.events.wants(EventKind.STARTED):
             self._tell_started(claim)
         return Prepared(task, context, args, kwargs)
+
+    def _results(self, said: Any) -> dict[str, Any]:
+        """Of earlier jobs of the flow, by the arguments they are for."""
+        try:
+            return {name: self._result(*where) for name, where in said.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PayloadError(f"It refers to results in a way that Packhorse does not write: {error}.") from None
+
+    def _result(self, hex: str, first: int | list[int] | None = None, count: int = 0) -> Any:
+        """Of a job; or of places of a flow, so many from the first, or each of a list."""
+        if first is None:
+            job = self._app.store.job(bytes.fromhex(hex))
+            if job is None:
+                raise PayloadError("The job before it is no longer kept, and its result with it.")
+            return self._result_of(job)
+        places = range(first, first + count) if isinstance(first, int) else first
+        found: dict[int, Any] = dict.fromkeys(places)
+        after, last = min(places, default=0) - 1, max(places, default=-1)
+        while after < last and (page := self._app.store.members(bytes.fromhex(hex), after, RESULTS_AT_ONCE)):
+            found |= {place: self._result_of(job) for place, job in page if place in found}
+            after = page[-1][0]
+        return [found[place] for place in places]
+
+    def _result_of(self, job: StoredJob) -> Any:
+        if job.state is not JobState.SUCCEEDED:
+            return None
+        if job.result_error is not None:
+            raise PayloadError(f"The result of job {job.id} before it is not available: {job.result_error}")
+        return self._app.inspection.result_of(job)
 
     def _merged_into(
         self, name: str, task: BaseTask[..., Any], entries: Iterable[Entry]
@@ -309,6 +345,10 @@ class Performer:
         duration = None if outcome.duration is None else outcome.duration / SECOND
         now = to_datetime(self._app.clock.now())
         self._app.events.tell(Event(kind=kind, at=now, duration=duration, failure=failure, **_names(claim)))
+
+
+def _not_here(said: Any) -> dict[str, Any]:
+    raise MustAsk
 
 
 def _kind(outcome: Outcome) -> EventKind | None:

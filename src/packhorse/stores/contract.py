@@ -24,7 +24,8 @@ RESULT_PRUNED = "it was kept for its time, and the job longer"
 
 
 # What a waiting job waits for, as the name of its line; the empty one is the door, where it will be judged.
-FAIR, LIMIT, RATE, PARKED = "fair:", "limit:", "rate:", "task:"
+FAIR, GATE, LIMIT, RATE, PARKED = "fair:", "gate:", "limit:", "rate:", "task:"
+NOT_NEEDED = "nothing failed"  # why a job that waits for a failure is cancelled
 
 
 def fair_line(queue: str, share: str) -> str:
@@ -151,13 +152,15 @@ class Selection:
     created_before: int | None = None
     finished_from: int | None = None
     finished_before: int | None = None
+    flow: bytes | None = None
 
 
 class Act(StrEnum):
     """What an operator does to selected jobs.
 
     CANCEL   unfinished jobs end `cancelled`; the owner of a running one is asked to
-    RETRY    failed and cancelled jobs become ready again with fresh attempts
+    RETRY    failed and cancelled jobs become ready again with fresh attempts; one that comes after others waits for
+             those that have not ended, or go round with it, and bears with those that did not succeed
     RUN_NOW  scheduled jobs become ready
     DISCARD  jobs that do not run are deleted
     CHANGE   unfinished jobs that do not run get another queue or priority
@@ -375,6 +378,10 @@ class Store(ABC):
         A job whose unique key is taken comes to stand for the earlier one, or takes its place, as its terms say; or
         its payload becomes an entry of the earlier one. One with limits, rates or a share is `waiting` until `promote`
         or `exchange` admits it: the caller's transaction decides nothing.
+
+        One that comes after others waits until they have ended, and goes on in the stroke that ends the last of them.
+        If one of them does not end as it needs, it is cancelled in that stroke, and so are those that need it.
+        StoreDataError where a job it comes after is not known, or one it comes before waits no longer.
         """
 
     @abstractmethod
@@ -582,6 +589,14 @@ class Store(ABC):
     @abstractmethod
     def entries(self, id: bytes) -> list[Entry]:
         """What `record` kept of a job."""
+
+    @abstractmethod
+    def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
+        """The jobs of a flow with payloads and results, by their places, beginning behind `after`."""
+
+    @abstractmethod
+    def flow_counts(self, flow: bytes) -> dict[JobState, int]:
+        """How many of its jobs are in which state; those with a place below 0 are not counted."""
 
     @abstractmethod
     def queues(self) -> list[QueueCounts]: ...

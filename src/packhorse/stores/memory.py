@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
+from packhorse.errors import StoreDataError
 from packhorse.ids import to_text
-from packhorse.job import Claim, JobState, NewJob, StoredAttempt, StoredJob, Token
+from packhorse.job import Claim, JobState, Need, NewJob, StoredAttempt, StoredJob, Token
 from packhorse.limits import CATCH_UP, MERGES_CAP, TURN, Bucket, Conflict, Hold, Pace, UniqueConflict
 from packhorse.outcome import Outcome, heed, release
 from packhorse.queues import Selected
@@ -19,9 +21,11 @@ from packhorse.signing import generate_secret
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
     FAIR,
+    GATE,
     LIMIT,
     MERGED,
     NOBODY,
+    NOT_NEEDED,
     PARKED,
     RESULT_PRUNED,
     SIGNAL,
@@ -62,6 +66,8 @@ from packhorse.stores.contract import (
     stranger,
 )
 
+INSERTED = ("_jobs", "_members", "_children", "_unique", "_permits", "_rates")  # what an insert may change
+
 
 @dataclass
 class _Job:
@@ -90,6 +96,16 @@ class _Job:
     outcome: Outcome | None = None
     failures: list[tuple[int, bytes, int | None, int, bytes, bool]] = field(default_factory=list)
     entries: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    parents: dict[bytes, tuple[Need, bool | None]] = field(default_factory=dict)  # how each ended; None: not yet
+
+    @property
+    def gated(self) -> bool:
+        """It waits for others; of failures the first is enough."""
+        return any(well is None for _, well in self.parents.values()) and not self.alarmed
+
+    @property
+    def alarmed(self) -> bool:
+        return any(need is Need.FAILURE and well is False for need, well in self.parents.values())
 
     @property
     def ageing(self) -> int:
@@ -115,7 +131,9 @@ class _Job:
         self.state = JobState.WAITING
         self.waits_on = ""
         self.awaits = None
-        if self.new.share is not None:
+        if self.gated:
+            self.waits_on = GATE
+        elif self.new.share is not None:
             self.waits_on = fair_line(self.queue, self.new.share)
         elif not self.new.terms.limited:
             self.state = JobState.READY
@@ -159,6 +177,8 @@ class MemoryStore(Store):
         self._rates: dict[str, _Rate] = {}
         self._turns: dict[tuple[str, int], dict[str, int]] = {}  # for each scope and rank the last turn of its shares
         self._weights: dict[str, int] = {}
+        self._members: dict[tuple[bytes, int], bytes] = {}
+        self._children: dict[bytes, set[bytes]] = {}
         self._schedules: dict[str, StoredSchedule] = {}
         self._ticks: dict[tuple[str, int], bytes | None] = {}
         self._unique: dict[str, tuple[bytes, int | None]] = {}  # who has a key, and when it lapses by itself
@@ -181,9 +201,67 @@ class MemoryStore(Store):
                 )
                 for new in jobs
             ]
+            fresh = [new for new in jobs if new.id not in self._jobs]
+            before: dict[str, object] = {}
+            if any(new.terms.unique for new in fresh) and any(new.after or new.before for new in fresh):
+                # Some may be left out, so that others are to come after nobody. That is known only in the end.
+                before = deepcopy({name: getattr(self, name) for name in INSERTED})
+            else:
+                self._check_family(fresh)
             ids = [self._insert(new, *its_times, now) for new, its_times in zip(jobs, times, strict=True)]
+            try:
+                self._join_family([new for new in fresh if new.id in self._jobs], now)
+            except StoreDataError:
+                vars(self).update(before)
+                raise
             self._notify()
             return ids
+
+    def _join_family(self, fresh: Sequence[NewJob], now: int) -> None:
+        self._check_family(fresh)
+        for new in fresh:
+            for child in new.before:
+                self._make_child(self._jobs[child.id], new.id, child.need)
+        for new in fresh:
+            for parent in new.after:
+                if (state := self._jobs[parent.id].state).finished:
+                    self._open_gates({parent.id: state is JobState.SUCCEEDED}, now)
+
+    def _make_child(self, job: _Job, parent: bytes, need: Need) -> None:
+        job.parents[parent] = (need, None)
+        self._children.setdefault(parent, set()).add(job.new.id)
+
+    def _check_family(self, jobs: Sequence[NewJob]) -> None:
+        coming = {new.id for new in jobs}
+        for new in jobs:
+            for parent in new.after:
+                if parent.id not in coming and parent.id not in self._jobs:
+                    raise StoreDataError(f"There is no job {to_text(parent.id)} to come after.")
+            for child in new.before:
+                if child.id not in self._jobs or self._jobs[child.id].waits_on != GATE:
+                    raise StoreDataError(f"Job {to_text(child.id)} does not wait any more: nothing can come before it.")
+
+    def _open_gates(self, how: Mapping[bytes, bool], now: int) -> None:
+        """Parents have ended, well or not: whoever waited for them goes on, or is cancelled with those behind it."""
+        while how:
+            doomed: dict[bytes, str] = {}
+            children = {child for id in how for child in self._children.get(id, ()) if child in self._jobs}
+            for job in [self._jobs[id] for id in sorted(children)]:
+                ended = [id for id in job.parents.keys() & how.keys() if job.parents[id][1] is None]
+                job.parents |= {id: (job.parents[id][0], how[id]) for id in ended}
+                if not ended or job.waits_on != GATE:
+                    continue
+                needs = list(job.parents.values())
+                if any(need is Need.SUCCESS and well is False for need, well in needs):
+                    doomed[job.new.id] = "a job before it did not succeed"
+                elif not job.gated:
+                    if any(need is Need.FAILURE for need, _ in needs) and not job.alarmed:
+                        doomed[job.new.id] = NOT_NEEDED
+                    else:
+                        self._schedule(job, job.run_at, now)
+            for id, reason in doomed.items():
+                self._end(self._jobs[id], reason, now)
+            how = dict.fromkeys(doomed, False)
 
     def _insert(self, new: NewJob, run_at: int | None, expires_at: int | None, now: int) -> bytes:
         if new.id in self._jobs:
@@ -191,8 +269,15 @@ class MemoryStore(Store):
         if new.terms.unique is not None and (earlier := self._give_way(new, run_at, now)) is not None:
             return earlier
         job = _Job(new, now, JobState.SCHEDULED, new.queue, new.priority, now, run_at, expires_at)
-        self._schedule(job, run_at, now)
+        for parent in new.after:
+            self._make_child(job, parent.id, parent.need)
         self._jobs[new.id] = job
+        if new.member is not None:
+            self._members[new.member] = new.id
+        if new.after:
+            job.become_due(now)
+        else:
+            self._schedule(job, run_at, now)
         if (unique := new.terms.unique) is not None:
             self._unique[unique.key] = (new.id, None if unique.lasting is None else now + unique.lasting)
         return new.id
@@ -202,7 +287,7 @@ class MemoryStore(Store):
         if run_at is None or run_at <= now:
             job.become_due(now)
         else:
-            job.state, job.order_key = JobState.SCHEDULED, run_at
+            job.state, job.waits_on, job.order_key = JobState.SCHEDULED, "", run_at
 
     def _give_way(self, new: NewJob, run_at: int | None, now: int) -> bytes | None:
         """The job that holds the key and stays; None where there is none, or it has given way."""
@@ -216,8 +301,11 @@ class MemoryStore(Store):
             return id
         match unique.conflict:
             case UniqueConflict.RESCHEDULE:
-                self._free_permits(holder)
-                self._schedule(holder, run_at, now)
+                if holder.waits_on == GATE:
+                    holder.run_at = run_at
+                else:
+                    self._free_permits(holder)
+                    self._schedule(holder, run_at, now)
                 holder.epoch += 1
             case UniqueConflict.REPLACE:
                 self._cancel(holder, "replaced", now)
@@ -312,6 +400,7 @@ class MemoryStore(Store):
                 None if outcome.result_ttl is None or outcome.result is None else now + outcome.result_ttl
             )
             job.started_at = None if outcome.duration is None else now - outcome.duration
+            self._open_gates({job.new.id: outcome.state is JobState.SUCCEEDED}, now)
         elif outcome.state is JobState.SCHEDULED:
             job.run_at = job.order_key = now + outcome.delay
             if outcome.delay <= 0:
@@ -329,7 +418,7 @@ class MemoryStore(Store):
         turns = self._take_turns(now)
         admitted = 0
         waiting = [job for job in self._jobs.values() if job.state is JobState.WAITING]
-        waiting = [job for job in waiting if not job.waits_on.startswith(PARKED)]
+        waiting = [job for job in waiting if not job.waits_on.startswith((PARKED, GATE))]
         waited_for = {job.waits_on for job in waiting}
         for job in sorted(waiting, key=lambda it: it.new.id, reverse=True):
             self._note_numbers(job)
@@ -438,6 +527,10 @@ class MemoryStore(Store):
             del self._unique[unique.key]
 
     def _cancel(self, job: _Job, reason: str, now: int) -> None:
+        self._end(job, reason, now)
+        self._open_gates({job.new.id: False}, now)
+
+    def _end(self, job: _Job, reason: str, now: int) -> None:
         self._free_permits(job)
         self._free_unique(job)
         job.state = JobState.CANCELLED
@@ -768,22 +861,37 @@ class MemoryStore(Store):
             found = (job for id, job in sorted(self._jobs.items()) if after is None or id > after)
             batch = [job for job in found if self._selected(job, selection)][:limit]
             moved = asked = 0
+            if change.act is Act.RETRY:
+                self._close_gates(batch)
+            ended: dict[bytes, bool] = {}
             for job in batch:
-                if job.state is not JobState.RUNNING:
-                    moved += self._move(job, change, reason, now)
+                if change.act is Act.CANCEL and not job.state.finished and job.state is not JobState.RUNNING:
+                    self._end(job, reason or "cancelled", now)
+                    ended[job.new.id] = False
+                elif job.state is not JobState.RUNNING:
+                    moved += self._move(job, change, now)
                 elif change.act is Act.CANCEL:
                     job.asked = reason or "cancelled"
                     job.asked_seal = change.seal
                     asked += 1
+            self._open_gates(ended, now)
+            moved += len(ended)
             self._audit.append(Audit(now, actor, change.act, reason, moved + asked))
             self._notify()
             return Moved(moved, asked, batch[-1].new.id if len(batch) == limit else None)
 
-    def _move(self, job: _Job, change: Change, reason: str, now: int) -> bool:
+    def _close_gates(self, batch: Sequence[_Job]) -> None:
+        """Whoever waits for one that goes round again, or may still go round with it, waits for its new end."""
+        again = {job.new.id for job in batch if job.state in (JobState.FAILED, JobState.CANCELLED)}
+        for job in self._jobs.values():
+            if job.state in (JobState.FAILED, JobState.CANCELLED) or job.waits_on == GATE:
+                job.parents |= {id: (job.parents[id][0], None) for id in job.parents.keys() & again}
+            if job.new.id in again:  # how the others ended is no longer held against it
+                hurt = [id for id, how in job.parents.items() if how == (Need.SUCCESS, False)]
+                job.parents |= dict.fromkeys(hurt, (Need.SUCCESS, True))
+
+    def _move(self, job: _Job, change: Change, now: int) -> bool:
         match change.act:
-            case Act.CANCEL if not job.state.finished:
-                self._cancel(job, reason or "cancelled", now)
-                return True
             case Act.RETRY if job.state in (JobState.FAILED, JobState.CANCELLED):
                 self._keep_last_failure(job)
                 job.attempts = job.losses = job.strays = 0
@@ -796,6 +904,7 @@ class MemoryStore(Store):
                 self._free_permits(job)
                 self._free_unique(job)
                 del self._jobs[job.new.id]
+                self._open_gates({job.new.id: False}, now)
             case Act.CHANGE if not job.state.finished:
                 self._change(job, change)
             case _:
@@ -885,6 +994,17 @@ class MemoryStore(Store):
             job = self._jobs.get(id)
             return [Entry(kind, name, data) for (kind, name), data in sorted(job.entries.items())] if job else []
 
+    def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
+        with self._changed:
+            found = sorted((place, id) for (its_flow, place), id in self._members.items() if its_flow == flow)
+            rows = [(place, self._jobs[id]) for place, id in found if place > after and id in self._jobs][:limit]
+            return [(place, replace(self._view(job, wide=True), failures=())) for place, job in rows]
+
+    def flow_counts(self, flow: bytes) -> dict[JobState, int]:
+        with self._changed:
+            ids = [id for (its_flow, place), id in self._members.items() if its_flow == flow and place >= 0]
+            return dict(Counter(self._jobs[id].state for id in ids if id in self._jobs))
+
     def queues(self) -> list[QueueCounts]:
         with self._changed:
             pauses = {pause.name: pause for pause in self.pauses() if pause.kind is Paused.QUEUE}
@@ -959,6 +1079,7 @@ class MemoryStore(Store):
             and _within(job.state, selection.states)
             and _within(job.queue, selection.queues)
             and _within(job.new.task, selection.tasks)
+            and (selection.flow is None or (job.new.member is not None and job.new.member[0] == selection.flow))
             and (selection.tags is None or bool(set(job.new.tags) & set(selection.tags)))
             and _between(job.created_at, selection.created_from, selection.created_before)
             and _between(job.finished_at, selection.finished_from, selection.finished_before)

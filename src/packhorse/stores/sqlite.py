@@ -20,7 +20,7 @@ from packhorse.limits import Pace
 from packhorse.outcome import Outcome, release
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
-from packhorse.stores import sqlite_exchange, sqlite_jobs, sqlite_schedules, sqlite_signals
+from packhorse.stores import sqlite_due, sqlite_exchange, sqlite_jobs, sqlite_schedules, sqlite_signals
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
     NOBODY,
@@ -72,7 +72,7 @@ WAL_WARNING_EVERY = 60.0
 HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
 ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
 PROMOTE = f"""
-    update job set {admission.DUE}, order_key = order_key - {admission.LED}
+    update job set {sqlite_due.DUE}, order_key = order_key - {sqlite_due.LED}
     where state = 1 and (order_key, id) <= (?, ?)
 """
 ENDED_PAUSES = "select kind, name from pause where until <= ?"
@@ -538,14 +538,25 @@ class SQLiteStore(Store):
                 return None
             columns = "number, process, started_at, ended_at, failure, spent"
             attempts = c.execute(f"select {columns} from attempt where id = ? order by epoch", (id,)).fetchall()
-        failures = tuple(sqlite_jobs.attempt(*attempt) for attempt in attempts)
-        payload, result = map(sqlite_jobs.envelope, row[-2:])
-        return StoredJob(**sqlite_jobs.narrow(row[:-2]), payload=payload or b"", result=result, failures=failures)
+        return sqlite_jobs.wide(row, tuple(sqlite_jobs.attempt(*attempt) for attempt in attempts))
 
     def entries(self, id: bytes) -> list[Entry]:
         with self._cursor() as c:
             rows = c.execute("select kind, name, data from entry where id = ? order by kind, name", (id,))
             return [Entry(*row) for row in rows]
+
+    def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
+        with self._cursor() as c:
+            rows = c.execute(sqlite_jobs.MEMBERS, (flow, after, limit)).fetchall()
+        return [(place, sqlite_jobs.wide(row)) for place, *row in rows]
+
+    def flow_counts(self, flow: bytes) -> dict[JobState, int]:
+        count = """
+            select state, count(*) from member join payload on payload.id = member.id join job on job.n = payload.n
+            where flow = ? and place >= 0 group by state
+        """
+        with self._cursor() as c:
+            return {sqlite_jobs.state_of(state): number for state, number in c.execute(count, (flow,))}
 
     def queues(self) -> list[QueueCounts]:
         with self._cursor() as c:

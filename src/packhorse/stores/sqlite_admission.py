@@ -16,19 +16,13 @@ from typing import NamedTuple
 from packhorse.job import NewJob, Token
 from packhorse.limits import CATCH_UP, MERGES_CAP, Bucket, Conflict, Hold, Pace, UniqueConflict
 from packhorse.queues import Selected
-from packhorse.stores import sqlite_unique
-from packhorse.stores.contract import FAIR, LIMIT, MERGED, LimitView, RateView, limit_line, parked_line, rate_line
+from packhorse.stores import sqlite_gates
+from packhorse.stores.contract import FAIR, GATE, LIMIT, MERGED, LimitView, RateView, limit_line, parked_line, rate_line
 from packhorse.stores.sqlite_batches import batched, read
+from packhorse.stores.sqlite_due import DUE, LED, end
 from packhorse.stores.sqlite_turns import Turns, forget_turns
 
 CONFLICTS = list(Conflict)
-# A job that has become due: jobs of a share wait for their turn, those with limits at the door.
-DUE = f"""
-    state = case when limited or share is not null then 2 else 3 end,
-    waits_on = case when share is null then '' else '{FAIR}' || queue || '/' || share end,
-    awaits = null
-"""
-LED = "coalesce(priority, 0) * ageing"  # how much earlier its priority lets it stand
 ARRIVED = """
     select (select waits_on from job indexed by job_waiting where state = 2 order by waits_on limit 1),
            exists (select 1 from rate where wake_at <= ?)
@@ -83,10 +77,6 @@ RIVALS = """
     select job.id, job.n from job indexed by job_waiting join payload on payload.id = job.id
     where state = 2 and waits_on = ? and exists (select 1 from hold where hold.id = job.id and conflict = ?)
     order by created_at, job.id
-"""
-CANCEL_ONE = """
-    update job set state = 7, waits_on = '', awaits = null, finished_at = ?, process = null, epoch = epoch + 1
-    where n = ?
 """
 RATE = "select tokens, period, burst, brought_by, since, taken, wake_at from rate where key = ?"
 SAVE_RATE = """
@@ -348,18 +338,22 @@ class _Door:
             return
         line = limit_line(full.key) if full is not None else rate_line(shut.key) if shut is not None else ""
         if full is not None and full.conflict is Conflict.DISCARD:
-            _end(self._c, [(id, n)], f"discarded: {full.key} was taken", self._now)
+            self._end([(id, n)], f"discarded: {full.key} was taken")
         else:
             self._sent.setdefault(line, []).append((n,))
             self._turned_away.setdefault(line, set()).add(n)
         if full is not None and full.conflict is Conflict.REPLACE:
             self._write()
             *older, _ = self._c.execute(RIVALS, (line, CONFLICTS.index(Conflict.REPLACE))).fetchall()
-            _end(self._c, older, "replaced", self._now)
+            self._end(older, "replaced")
             self._gone.update(its_n for _, its_n in older)
         for other in needs.lines:  # it took up the room of another, who may pass
             if other != line:
                 self._call(other)
+
+    def _end(self, jobs: Sequence[tuple[bytes, int]], reason: str) -> None:
+        end(self._c, jobs, reason, self._now)
+        sqlite_gates.settle(self._c, (), [id for id, _ in jobs], self._now)
 
     def _admit(self, id: bytes, n: int, needs: Needs) -> None:
         for hold in needs.holds:
@@ -521,15 +515,10 @@ def free_started(c: sqlite3.Connection, process: bytes, nonce: int) -> None:
 
 def cancel(c: sqlite3.Connection, jobs: Sequence[tuple[bytes, int]], reason: str, now: int) -> None:
     """End jobs that do not run: `id` and `n` of each."""
-    _end(c, jobs, reason, now)
-    leave(c, [id for id, _ in jobs])
-
-
-def _end(c: sqlite3.Connection, jobs: Sequence[tuple[bytes, int]], reason: str, now: int) -> None:
     ids = [id for id, _ in jobs]
-    c.executemany(CANCEL_ONE, [(now, n) for _, n in jobs])
-    c.executemany("insert into ending (id, reason, spent) values (?, ?, 0)", [(id, reason) for id in ids])
-    sqlite_unique.free(c, ids)
+    end(c, jobs, reason, now)
+    leave(c, ids)
+    sqlite_gates.settle(c, (), ids, now)
 
 
 def give_way(c: sqlite3.Connection, id: bytes, new: NewJob, run_at: int | None, now: int) -> bool:
@@ -556,7 +545,9 @@ def give_way(c: sqlite3.Connection, id: bytes, new: NewJob, run_at: int | None, 
 
 
 def _reschedule(c: sqlite3.Connection, id: bytes, n: int, run_at: int | None, now: int) -> None:
-    c.execute("update job set run_at = ?, epoch = epoch + 1 where n = ?", (run_at, n))
+    moved = "update job set run_at = ?, epoch = epoch + 1 where n = ? returning waits_on"
+    if c.execute(moved, (run_at, n)).fetchall() == [(GATE,)]:
+        return
     if run_at is None or run_at <= now:
         c.execute(f"update job set {DUE}, order_key = ? - {LED} where n = ?", (now, n))
     else:

@@ -17,8 +17,8 @@ from packhorse.job import Claim, JobState, NewJob, Token
 from packhorse.outcome import Outcome, heed
 from packhorse.queues import Selected
 from packhorse.stores import sqlite_admission as admission
-from packhorse.stores import sqlite_signals, sqlite_unique
-from packhorse.stores.contract import FAIR, fair_line
+from packhorse.stores import sqlite_due, sqlite_gates, sqlite_signals, sqlite_unique
+from packhorse.stores.contract import FAIR, GATE, fair_line
 from packhorse.stores.sqlite_admission import Freed, Runs
 from packhorse.stores.sqlite_batches import batched, prepared
 
@@ -28,7 +28,7 @@ STATES = list(JobState)
 CODE = {state: number for number, state in enumerate(STATES, 1)}
 SCHEDULED, WAITING, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED = range(1, 8)
 LAST_KEY = (1_000, 0, b"")  # behind every job of a queue
-WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry", "hold")
+WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry", "hold", "member")
 UNION_TERMS = 400  # SQLite takes at most 500 in one statement
 
 BY_ID = "n = (select n from payload where payload.id = ?)"
@@ -89,13 +89,13 @@ FINISH = """
 FINISH = FINISH.format(
     due="(ended.state = 3 and ended.order_key is not null)",
     fair=FAIR,
-    led=admission.LED,
+    led=sqlite_due.LED,
     lost=admission.WITHOUT_PERMIT,
     values="{values}",
 )
 IN_USE = """
     select exists (select 1 from permit), exists (select 1 from unique_key), exists (select 1 from ticket),
-           exists (select 1 from pause)
+           exists (select 1 from pause), exists (select 1 from edge)
 """
 STILL_OURS = """
     with token (process, nonce, id, epoch) as (values {values})
@@ -151,16 +151,17 @@ CLAIMED = (
 def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[bytes]:
     """The ids that stand for them."""
     if not any(job.terms.unique for job in jobs):
-        _insert(c, jobs, now)
+        sqlite_gates.write_edges(c, _insert(c, jobs, now), now, at_once=True)
         return [job.id for job in jobs]
     ids: list[bytes] = []
+    inserted: list[NewJob] = []
     pending: dict[bytes, NewJob] = {}
     for job in jobs:
         stands = job.id
         if (unique := job.terms.unique) is not None and not _known(c, job.id) and job.id not in pending:
             holder = sqlite_unique.holder(c, unique, now)
             if holder in pending:
-                _insert(c, list(pending.values()), now)
+                inserted += _insert(c, list(pending.values()), now)
                 pending = {}
             run_at = now + job.delay if job.delay is not None else job.run_at
             if holder is None or admission.give_way(c, holder, job, run_at, now):
@@ -170,7 +171,8 @@ def insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[byte
         if stands == job.id:
             pending.setdefault(job.id, job)
         ids.append(stands)
-    _insert(c, list(pending.values()), now)
+    inserted += _insert(c, list(pending.values()), now)
+    sqlite_gates.write_edges(c, inserted, now, at_once=False)
     return ids
 
 
@@ -178,8 +180,8 @@ def _known(c: sqlite3.Connection, id: bytes) -> bool:
     return c.execute("select 1 from payload where id = ?", (id,)).fetchone() is not None
 
 
-def _insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
-    """An insert may be repeated, in part too: what is there already stays as it is."""
+def _insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> list[NewJob]:
+    """Those that are new: an insert may be repeated, in part too, and what is there already stays as it is."""
     (first,) = c.execute("select coalesce(max(n), 0) + 1 from job").fetchone()
     numbered = list(enumerate(jobs, first))
     if batched(c, INSERT_PAYLOAD, [_wide_row(n, job, now) for n, job in numbered]) < len(jobs):
@@ -189,8 +191,11 @@ def _insert(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int) -> None:
     if tags := [(name, job.id) for _, job in numbered for name in job.tags]:
         c.executemany("insert into tag (name, id) values (?, ?) on conflict do nothing", tags)
     admission.write_holds(c, (job for _, job in numbered))
+    if members := [(*job.member, job.id) for _, job in numbered if job.member is not None]:
+        batched(c, "insert into member (flow, place, id) values {values}", members)
     if aged := [(job.ageing, job.ageing, n) for n, job in numbered if job.ageing and job.share is None]:
         c.executemany(AGED, aged)
+    return [job for _, job in numbered]
 
 
 class InUse(NamedTuple):
@@ -200,6 +205,7 @@ class InUse(NamedTuple):
     unique_keys: bool
     tickets: bool
     pauses: bool
+    edges: bool
 
     @classmethod
     def of(cls, c: sqlite3.Connection) -> InUse:
@@ -232,6 +238,10 @@ def finish(
         )
     if in_use.unique_keys:
         sqlite_unique.free(c, [outcome.token.id for outcome in outcomes if outcome.state.finished])
+    if in_use.edges:
+        well = [outcome.token.id for outcome in outcomes if outcome.state is JobState.SUCCEEDED]
+        badly = [outcome.token.id for outcome in outcomes if outcome.state in (JobState.FAILED, JobState.CANCELLED)]
+        sqlite_gates.settle(c, well, badly, now)
     if dropped := [outcome.token.id for outcome in outcomes if outcome.keep == 0 and outcome.state.finished]:
         delete(c, dropped)
         outcomes = [outcome for outcome in outcomes if outcome.keep != 0 or not outcome.state.finished]
@@ -274,6 +284,7 @@ def delete(c: sqlite3.Connection, ids: Sequence[bytes]) -> None:
     batched(c, "delete from job where n in (select n from payload where id in (values {values}))", rows)
     for table in WIDE_TABLES:
         batched(c, f"delete from {table} where id in (values {{values}})", rows)
+    batched(c, "delete from edge where child in (values {values})", rows)
 
 
 def take(
@@ -388,6 +399,8 @@ def _narrow_row(n: int, job: NewJob, now: int) -> tuple[Any, ...]:
     terms = job.terms
     limited = len(terms.holds) + len(terms.paces)
     fixed = (run_at, expires_at, job.share, limited)
+    if job.after:
+        return (n, job.id, WAITING, job.queue, -job.priority, now, *fixed, GATE)
     if run_at is not None and run_at > now:
         return (n, job.id, SCHEDULED, job.queue, -job.priority, run_at, *fixed, "")
     if job.share is not None:

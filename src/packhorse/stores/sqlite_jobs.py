@@ -11,9 +11,9 @@ from typing import Any
 from packhorse.clock import to_datetime, to_microseconds
 from packhorse.errors import StoreError
 from packhorse.ids import to_text
-from packhorse.job import JobState, StoredAttempt
+from packhorse.job import JobState, StoredAttempt, StoredJob
 from packhorse.stores import sqlite_admission as admission
-from packhorse.stores import sqlite_unique
+from packhorse.stores import sqlite_due, sqlite_gates, sqlite_unique
 from packhorse.stores.contract import FAIR, Act, Change, Selection
 from packhorse.stores.sqlite_exchange import (
     BY_ID,
@@ -39,6 +39,12 @@ VIEW = """
     from payload join job on job.n = payload.n and job.id = payload.id left join ending on ending.id = payload.id
 """
 WIDE = f"select {COLUMNS}, body, result {VIEW}"
+MEMBERS = f"""
+    select place, {COLUMNS}, body, result
+    from member join payload on payload.id = member.id join job on job.n = payload.n
+    left join ending on ending.id = payload.id
+    where flow = ? and place > ? order by place limit ?
+"""
 RESEAL = "update payload set body = ? where id = ? and n in (select n from job where state in (6, 7) and n = payload.n)"
 CHANGE = f"""
     update job set
@@ -84,21 +90,23 @@ def move(c: sqlite3.Connection, ids: list[bytes], change: Change, reason: str, n
                 one,
             )
             c.executemany("delete from ending where id = ?", one)
+            sqlite_gates.close(c, ids)
             c.executemany(
-                f"update job set {admission.DUE}, attempts = 0, losses = 0, strays = 0, "
-                f"order_key = ? - {admission.LED}, epoch = epoch + 1, "
+                f"update job set {sqlite_due.DUE_AGAIN}, attempts = 0, losses = 0, strays = 0, "
+                f"order_key = ? - {sqlite_due.LED}, epoch = epoch + 1, "
                 f"started_at = null, finished_at = null, prune_at = null, expires_at = null where {BY_ID}",
                 [(now, id) for id in ids],
             )
         case Act.RUN_NOW:
             c.executemany(
-                f"update job set {admission.DUE}, order_key = ? - {admission.LED}, epoch = epoch + 1 where {BY_ID}",
+                f"update job set {sqlite_due.DUE}, order_key = ? - {sqlite_due.LED}, epoch = epoch + 1 where {BY_ID}",
                 [(now, id) for id in ids],
             )
         case Act.DISCARD:
             c.executemany(f"update job set state = {CANCELLED} where {BY_ID}", [(id,) for id in ids])
             admission.leave(c, ids)
             sqlite_unique.free(c, ids)
+            sqlite_gates.settle(c, (), ids, now)
             delete(c, ids)
         case Act.CHANGE:
             c.executemany(
@@ -159,6 +167,9 @@ def select(
         if bound is not None:
             conditions.append(condition)
             parameters.append(bound)
+    if selection.flow is not None:
+        conditions.append("payload.id in (select id from member where flow = ?)")
+        parameters.append(selection.flow)
     if after is not None:
         conditions.append("payload.id > ?")
         parameters.append(after)
@@ -192,6 +203,11 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
         "result_error": result_error,
         "awaits": awaits,
     }
+
+
+def wide(row: Sequence[Any], failures: tuple[StoredAttempt, ...] = ()) -> StoredJob:
+    payload, result = map(envelope, row[-2:])
+    return StoredJob(**narrow(row[:-2]), payload=payload or b"", result=result, failures=failures)
 
 
 def attempt(number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: int) -> StoredAttempt:

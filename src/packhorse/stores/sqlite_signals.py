@@ -5,13 +5,13 @@ from __future__ import annotations
 import sqlite3
 
 from packhorse.outcome import Awaits
-from packhorse.stores import sqlite_admission as admission
+from packhorse.stores import sqlite_due
 from packhorse.stores.contract import SIGNAL, Signal, Waiter, signal_entry
 
 BY_ID = "n = (select n from payload where payload.id = ?)"
 OF_NAME = "select n, name, data from signal where name = ? and n > ? order by n limit ?"
 DELIVER = "insert or replace into entry (id, kind, name, data) select id, ?, ?, ? from job where {which}"
-WAKE = f"update job set {admission.DUE}, order_key = ? - {admission.LED} where {{which}}"
+WAKE = f"update job set {sqlite_due.DUE}, order_key = ? - {sqlite_due.LED} where {{which}}"
 WAITERS = """
     select awaits, id from job indexed by job_awaiting
     where awaits is not null and (awaits, id) > (?, ?) order by awaits, id limit ?

@@ -37,6 +37,7 @@ SUITE = (
     "test_ageing",
     "test_claim_order",
     "test_fencing",
+    "test_flows",
     "test_insert",
     "test_lease",
     "test_leave",

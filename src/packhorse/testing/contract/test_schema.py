@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from packhorse.clock import SECOND
-from packhorse.job import JobState, Token
+from packhorse.job import JobState, Parent, Token
 from packhorse.limits import Pace
 from packhorse.queues import EVERYTHING
 from packhorse.stores import Store
@@ -42,6 +42,7 @@ TOKEN = Token(SOMEONE, 1, id_of("a"), 1)
 BIRDS = StoredSchedule(key="birds", task="birds.count", rule="often", payload=b"")
 FIRST_USES: dict[str, Callable[[Store], object]] = {
     "insert": lambda store: store.insert([job("a")]),
+    "insert of a flow": lambda store: store.insert([job("a"), job("c", after=(Parent(id_of("a")),))]),
     "exchange": lambda store: store.exchange(SOMEONE, 1, [], EVERYTHING, 5),
     "exchange of outcomes": lambda store: store.exchange(SOMEONE, 1, [released(TOKEN)], EVERYTHING, 5),
     "beat": lambda store: store.beat([SOMEONE]),
@@ -74,6 +75,8 @@ FIRST_USES: dict[str, Callable[[Store], object]] = {
     "jobs": lambda store: store.jobs(Selection()),
     "job": lambda store: store.job(id_of("a")),
     "entries": lambda store: store.entries(id_of("a")),
+    "members": lambda store: store.members(id_of("flow")),
+    "flow_counts": lambda store: store.flow_counts(id_of("flow")),
     "queues": lambda store: store.queues(),
     "pauses": lambda store: store.pauses(),
     "limits": lambda store: store.limits(),

@@ -243,6 +243,26 @@ create table audit (
     jobs   integer not null
 );
 
+-- Jobs that come after others.
+create table edge (
+    parent blob    not null,
+    child  blob    not null,
+    need   integer not null,                    -- 0 that it succeeds, 1 that it ends, 2 that it does not succeed
+    ended  integer not null,                    -- 0 not yet, 1 well, 2 badly
+    primary key (parent, child)
+) without rowid;
+
+create index edge_of_child on edge (child, ended, need);
+
+create table member (
+    flow  blob    not null,
+    place integer not null,
+    id    blob    not null,
+    primary key (flow, place)
+) without rowid;
+
+create index member_of_job on member (id);
+
 create table schedule (
     "key"       text    not null primary key,
     task        text    not null,
