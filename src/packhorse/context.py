@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from packhorse.clock import SECOND, length, to_datetime
 from packhorse.errors import PackhorseError, PutBack
@@ -21,6 +21,9 @@ from packhorse.limits import Pace, Rate
 from packhorse.limits import rate as make_rate
 from packhorse.logs import JobLogger, job_extra
 from packhorse.steps import Steps
+
+if TYPE_CHECKING:
+    from packhorse.task import Call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -216,6 +219,16 @@ class Context:
 
     acursor = hopping(cursor)
     acheckpoint = hopping(checkpoint)
+
+    def children(self, name: str, calls: Iterable[Call[T]]) -> list[T]:
+        """Enqueue jobs, give the slot back until all have ended, and get their results in order.
+
+        They are enqueued once, whatever becomes of this attempt: the task begins anew and finds them by the name.
+        Raises what the first would that did not succeed.
+        """
+        return self._durable.children(name, calls)
+
+    achildren = hopping(children)
     asleep = hopping(sleep)
     await_for = hopping(wait_for)
 

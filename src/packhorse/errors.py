@@ -64,18 +64,21 @@ class Cancel(Exception):
 
 
 class PutBack(BaseException):
-    """Raised inside a task by `checkpoint`, `sleep` and `wait_for`: the attempt ends here, unspent, and the job comes
-    back: in its place, or after `delay` microseconds, or when a signal comes.
+    """Raised inside a task by `checkpoint`, `sleep`, `wait_for` and `children`: the attempt ends here, unspent, and the
+    job comes back: in its place, or after `delay` microseconds, or when a signal comes, or `after` other jobs.
 
     No Exception, so that a task's `except Exception` does not keep it.
     """
 
     __reduce__ = _reduced
 
-    def __init__(self, why: str, *, delay: int | None = None, awaits: Awaits | None = None):
+    def __init__(
+        self, why: str, *, delay: int | None = None, awaits: Awaits | None = None, after: tuple[bytes, ...] = ()
+    ):
         super().__init__(why)
         self.delay = delay
         self.awaits = awaits
+        self.after = after
 
 
 class ClaimLost(PutBack):

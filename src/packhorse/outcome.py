@@ -37,6 +37,7 @@ class Outcome(NamedTuple):
     keep       microseconds a finished job is kept: 0 deletes it at once, None is the rule for its state
     result_ttl microseconds its result is kept, None as long as the job
     awaits     a signal that makes the SCHEDULED job due before its time
+    after      jobs that the SCHEDULED one waits for, however they end
     """
 
     token: Token
@@ -54,6 +55,7 @@ class Outcome(NamedTuple):
     keep: int | None = None
     result_ttl: int | None = None
     awaits: Awaits | None = None
+    after: tuple[bytes, ...] = ()
 
     @property
     def size(self) -> int:
@@ -111,8 +113,9 @@ def decide(
             return decide(claim, error.exceptions[0], policy, duration)
         case PutBack(delay=None):
             return release(token)
-        case PutBack(delay=delay, awaits=awaits):
-            return Outcome(token, JobState.SCHEDULED, spent=False, delay=delay, duration=duration, awaits=awaits)
+        case PutBack(delay=delay, awaits=awaits, after=after):
+            back = Outcome(token, JobState.SCHEDULED, spent=False, delay=delay, duration=duration, awaits=awaits)
+            return back._replace(after=after)
         case Cancel():
             return Outcome(
                 token, JobState.CANCELLED, duration=duration, reason=storable(mask(message_of(error)), MESSAGE_CAP)

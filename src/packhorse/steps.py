@@ -6,33 +6,40 @@ no longer has the job keeps nothing.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from packhorse.clock import LONGEST, length
 from packhorse.errors import ClaimLost, ConfigError, DuplicateStep, PutBack, SignalTimeout
-from packhorse.ids import to_text
+from packhorse.ids import from_text, to_text
 from packhorse.job import Token
 from packhorse.outcome import Awaits
 from packhorse.queues import check_name
 from packhorse.seals import OpenedValue
 from packhorse.shapes import Shapes, shapes_of
-from packhorse.stores.contract import SIGNAL, Entry, signal_entry
+from packhorse.stores.contract import SIGNAL, Entry, Selection, signal_entry
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
+    from packhorse.task import Call
 
-STEP, CURSOR, SLEEP, WAIT = "step", "cursor", "sleep", "wait"
-KINDS = frozenset({STEP, CURSOR, SLEEP, WAIT, SIGNAL})
+T = TypeVar("T")
+
+STEP, CURSOR, SLEEP, WAIT, CHILDREN = "step", "cursor", "sleep", "wait", "children"
+KINDS = frozenset({STEP, CURSOR, SLEEP, WAIT, CHILDREN, SIGNAL})
 NAME_CAP = 200
+IDS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something a job has kept, as others see it: a step, its cursor, a sleep, a wait with a timeout, or a signal."""
+    """Something a job has kept, as others see it: a step, its cursor, a sleep, a wait with a timeout, a signal, or that
+    it has enqueued children.
+    """
 
     kind: str
     name: str
@@ -143,6 +150,33 @@ class Steps:
         self._last_signal[name] = int(entry.rpartition(" ")[2], 16)
         return found
 
+    # Children.
+
+    def children(self, name: str, calls: Iterable[Call[Any]]) -> list[Any]:
+        """Enqueue them in the first attempt that comes here, wait until they have ended, and give their results."""
+        if self._app is None:
+            raise ConfigError("Only a job can have children. Enqueue the task instead of calling it.")
+        self._use(CHILDREN, name)
+        kept = self._kept(CHILDREN, name)
+        if kept is None:
+            # Their ids are found the same way in every attempt: what a crash left half done is not done twice.
+            jobs = [call.new_job(child_id(self._token.id, name, place)) for place, call in enumerate(calls)]
+            for batch in _batches(jobs, self._app.settings.batch_size):
+                self._app.store.insert(batch)
+                self._app.tell_enqueued(list(batch))
+            self._keep(CHILDREN, name, len(jobs), "how many children there are")
+            kept = Found(len(jobs))
+        ids = [child_id(self._token.id, name, place) for place in range(kept.value)]
+        unfinished = set()
+        for part in _batches(ids, IDS_AT_ONCE):
+            found = self._app.store.jobs(Selection(ids=part), limit=IDS_AT_ONCE)
+            unfinished |= {from_text(job.id) for job in found if not job.finished}
+        if unfinished:
+            raise PutBack(f"waits for {len(unfinished)} children", delay=0, after=tuple(sorted(unfinished)))
+        from packhorse.handle import JobHandle  # which knows of contexts, and they of steps
+
+        return [JobHandle(self._app, id).result(timeout=0) for id in ids]
+
     # Entries.
 
     def _kept(self, kind: str, name: str) -> Found | None:
@@ -181,3 +215,13 @@ def _length(value: timedelta | float, what: str) -> int:
     if found < 0:
         raise ConfigError(f"{what} must be a number of seconds or a timedelta, and not negative: {value!r}.")
     return found
+
+
+def child_id(parent: bytes, name: str, place: int) -> bytes:
+    """As old as its parent, in the form of other ids."""
+    digest = hashlib.sha256(b"%b\0%b\0%d" % (parent, name.encode("utf-8", "surrogatepass"), place)).digest()
+    return parent[:6] + bytes([0x70 | digest[0] & 0x0F, digest[1], 0x80 | digest[2] & 0x3F]) + digest[3:10]
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

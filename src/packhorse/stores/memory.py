@@ -231,6 +231,19 @@ class MemoryStore(Store):
         job.parents[parent] = (need, None)
         self._children.setdefault(parent, set()).add(job.new.id)
 
+    def _stand_behind(self, job: _Job, parents: Sequence[bytes], now: int) -> None:
+        """One that has begun already waits for others, however they end, or for nobody."""
+        if parents:
+            job.parents = {}
+        for id in parents:
+            self._make_child(job, id, Need.END)
+        job.become_due(now)
+        ended = {id: self._jobs.get(id) for id in parents}
+        over = {
+            id: it is None or it.state is JobState.SUCCEEDED for id, it in ended.items() if not it or it.state.finished
+        }
+        self._open_gates(over, now)
+
     def _check_family(self, jobs: Sequence[NewJob]) -> None:
         coming = {new.id for new in jobs}
         for new in jobs:
@@ -404,7 +417,7 @@ class MemoryStore(Store):
         elif outcome.state is JobState.SCHEDULED:
             job.run_at = job.order_key = now + outcome.delay
             if outcome.delay <= 0:
-                job.become_due(job.order_key)
+                self._stand_behind(job, outcome.after, now)
             elif outcome.awaits is not None:
                 job.awaits = outcome.awaits.signal
                 for signal in self.signals(*outcome.awaits, limit=1):

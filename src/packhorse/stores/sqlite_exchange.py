@@ -247,6 +247,8 @@ def finish(
         outcomes = [outcome for outcome in outcomes if outcome.keep != 0 or not outcome.state.finished]
     batched(c, INSERT_ENDING, [_ending_row(outcome, now) for outcome in outcomes if _has_ending(outcome)])
     for outcome in outcomes:
+        if outcome.after and outcome.state is JobState.SCHEDULED:
+            sqlite_gates.stand_behind(c, outcome.token.id, outcome.after, now)
         if outcome.awaits is not None and outcome.state is JobState.SCHEDULED and outcome.delay > 0:
             sqlite_signals.wait(c, outcome.token.id, outcome.awaits, now)
         if outcome.failure is not None and not outcome.state.finished:

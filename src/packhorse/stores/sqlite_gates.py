@@ -18,6 +18,7 @@ from packhorse.stores.sqlite_due import DUE, LED, end
 
 NEEDS = list(Need)
 SUCCESS, END, FAILURE = range(3)
+BY_ID = "n = (select n from payload where payload.id = ?)"
 WELL, BADLY = 1, 2  # how a parent has ended; 0: not yet
 INSERT = "insert into edge (parent, child, need, ended) values {values} on conflict do nothing"
 MARK = "update edge set ended = {how} where ended = 0 and parent in (values {{values}}) returning child"
@@ -71,6 +72,16 @@ def write_edges(c: sqlite3.Connection, jobs: Sequence[NewJob], now: int, *, at_o
             raise StoreDataError(f"There is no job {to_text(min(unknown))} to come after.")
         well = [id for id, state in states.items() if state == 5]
         settle(c, well, [id for id, state in states.items() if state > 5], now)
+
+
+def stand_behind(c: sqlite3.Connection, id: bytes, parents: Sequence[bytes], now: int) -> None:
+    """A job that has begun already waits for others, however they end; what it waited for before counts no more."""
+    c.execute("delete from edge where child = ?", (id,))
+    batched(c, INSERT, [(parent, id, END, 0) for parent in parents])
+    c.execute(f"update job set state = 2, waits_on = '{GATE}' where {BY_ID}", (id,))
+    states = dict(read(c, KNOWN, list(parents)))
+    well = [parent for parent in parents if states.get(parent, 5) == 5]  # one that is gone has ended
+    settle(c, well, [parent for parent in parents if states.get(parent, 5) > 5], now)
 
 
 def settle(c: sqlite3.Connection, well: Collection[bytes], badly: Collection[bytes], now: int) -> None:
