@@ -1,4 +1,4 @@
-"""Flows whose workers die: no follower is dropped, none goes on twice, the order holds (mission test 7)."""
+"""Flows whose workers die: no follower is dropped, none goes on twice, the order holds."""
 
 import random
 from collections import Counter
