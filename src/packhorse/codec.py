@@ -102,6 +102,9 @@ class Codec:
             raise error.within(
                 f"argument {name!r}" if isinstance(name, str) else f"argument number {name + 1}"
             ) from None
+        if MARK in plain_kwargs:  # by way of **kwargs any text may be a name
+            writer.typed = True
+            plain_kwargs = {MARK: ["dict", [[name, value] for name, value in plain_kwargs.items()]]}
         body = _dump({"a": plain_args, "k": plain_kwargs})
         return Encoded(_bounded(body, self.caps.payload, "The arguments take"), writer.typed)
 

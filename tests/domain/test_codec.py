@@ -208,6 +208,13 @@ def same(left: Any, right: Any) -> bool:
     return repr(left) == repr(right)
 
 
+@pytest.mark.parametrize("value", [None, ["tuple", []], 5])
+def test_an_argument_may_be_named_as_tags_are_marked(value: Any):
+    """No parameter can, but what **kwargs takes."""
+    encoded = Codec().encode_arguments([()], {"!": value})
+    assert Codec().decode_arguments(encoded.body, typed=encoded.typed) == ([()], {"!": value}, {})
+
+
 @given(st.lists(values, max_size=4), st.dictionaries(texts, values, max_size=4))
 def test_arguments_come_back_equal(args: list[Any], kwargs: dict[str, Any]):
     """Whatever is accepted is the same after a round trip, types and order included."""
