@@ -9,7 +9,6 @@ from packhorse.app import Packhorse
 from packhorse.clock import SECOND
 from packhorse.runtime.orphans import Judge
 from packhorse.runtime.process import Process
-from packhorse.runtime.worker import new_nonce
 from packhorse.stores.contract import Order
 
 LOOK_EVERY = 0.1  # a job may be scheduled for sooner than the next one known
@@ -36,7 +35,7 @@ class Dispatcher:
         promoted = self._app.store.promote(batch)
         now = time.monotonic()
         if now >= self._adopt_at:
-            self._keep_lease()
+            self._process.keep_lease()
             self._judge.judge(self._process.id)
             self._adopt_at = now + ADOPT_EVERY
         if now >= self._prune_at:
@@ -45,11 +44,6 @@ class Dispatcher:
         if promoted.jobs == batch:
             return 0
         return LOOK_EVERY if promoted.next_due is None else min(LOOK_EVERY, promoted.next_due / SECOND)
-
-    def _keep_lease(self) -> None:
-        """Without a lease it could adopt nobody, and would not be told."""
-        if not self._app.store.exchange(self._process.id, new_nonce(), [], (), 0).alive:
-            self._process.enroll_anew()
 
     def obey(self, orders: Sequence[Order]) -> None:
         """It runs no jobs."""

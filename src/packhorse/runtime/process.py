@@ -139,6 +139,11 @@ class Process:
         self._enroll()
         self.beat_alone()  # the supervisor beats for the old id
 
+    def keep_lease(self) -> None:
+        """For roles that exchange nothing, and so would not be told that it is over."""
+        if not self.app.store.exchange(self.id, 0, [], (), 0).alive:
+            self.enroll_anew()
+
     def beat_alone(self) -> None:
         """No supervisor beats for this process, or none any more."""
         if self._heart is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Sequence
 
 from packhorse.app import Packhorse
@@ -15,6 +17,7 @@ from packhorse.stores.contract import Order, StoredSchedule
 
 log = logging.getLogger("packhorse.scheduler")
 
+KEEP_LEASE_EVERY = 5.0
 LOOK_EVERY = 0.5  # schedules may be added or edited at any time
 AGAIN_AFTER = 60 * SECOND  # one that could not be turned into jobs
 PATIENCE = 15 * SECOND  # so long one is left to schedulers that may know its task
@@ -28,14 +31,20 @@ class Scheduler:
 
     def __init__(self, app: Packhorse) -> None:
         self._app = app
+        self._keep_lease_at = math.inf
 
     def begin(self, process: Process) -> None:
+        self._process = process
+        self._keep_lease_at = time.monotonic() + KEEP_LEASE_EVERY
         for key in self._app.schedules.save():
             log.error("schedule %s of this application was left alone: another one has that key", key)
         for text in self._app.schedules.problems():
             log.error("%s", text)
 
     def turn(self) -> float:
+        if time.monotonic() >= self._keep_lease_at:
+            self._process.keep_lease()
+            self._keep_lease_at = time.monotonic() + KEEP_LEASE_EVERY
         batch = self._app.settings.batch_size
         schedules, next_due, now = self._app.store.due_schedules(batch)
         for schedule in schedules:
