@@ -54,10 +54,13 @@ def performed(place: Place, what: str = "finish") -> list[Done]:
 
 def schedule(place: Place, *keys: str, task: str = "mark", rule: Any = None, **options: Any) -> dict[str, int]:
     """Every second, made up for whenever it is missed; their first moments."""
+    firsts = {}
     for key in keys:
         call = place.app.tasks[task].call(key)
         place.app.schedules.add(call, rule or every(1), key=key, **{"misfire": "all"} | options)
-    return {key: stored(place, key).next_at or 0 for key in keys}
+        next_at = stored(place, key).next_at or 0
+        firsts[key] = min([next_at, *moments_of(place, key)])  # a scheduler that runs already may have been quick
+    return firsts
 
 
 def stored(place: Place, key: str) -> StoredSchedule:
