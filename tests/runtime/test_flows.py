@@ -315,12 +315,15 @@ def test_a_batch_grows_while_it_runs(app: Packhorse, kit: Kit):
         batch.add([kit.step.call("late")])
 
 
-def test_an_empty_batch_is_over_at_once(app: Packhorse, kit: Kit):
+def test_members_may_be_added_before_a_batch_is_enqueued_and_an_empty_one_is_refused(app: Packhorse, kit: Kit):
     batch = Batch(on_finish=kit.step.call("over"), on_success=kit.step.call("well"))
+    with pytest.raises(ConfigError, match="no jobs"):
+        batch.enqueue()
     batch.add(kit.step.call("only"))
     with Embedded(app):
-        batch.enqueue().wait(SOON)
+        assert batch.enqueue().wait(SOON) == {JobState.SUCCEEDED: 1}
         wait_until(lambda: {"over", "well"} <= set(kit.done))
+    assert kit.done[0] == "only"
 
 
 def test_results_of_a_group_reach_a_coroutine_without_holding_up_its_loop(app: Packhorse, kit: Kit):
