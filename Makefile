@@ -1,13 +1,19 @@
 PYTHON ?= python3
 VENV ?= .venv
 STORE ?= sqlite
+MINUTES ?= 10
+SEEDS ?= 10000
 ARGS ?=
+CASES ?= not thorough
 
 PY := $(VENV)/bin/python
 
+# The tests start thousands of processes; each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all check bench pins clean
+.PHONY: help demo test test-all check bench chaos pins clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,14 +24,14 @@ demo: $(VENV)/.stamp-run ## run the example: enqueue, perform, look (no server n
 	$(PY) examples/demo.py $(ARGS)
 
 test: $(VENV)/.stamp-dev ## run the whole test suite
-	@scripts/install-strace || test -z "$$CI"
-	$(PY) -m pytest -n 2 $(ARGS)
+	@scripts/install-for-tests || test -z "$$CI"
+	$(PY) -m pytest -n 2 --dist worksteal -m '$(CASES)' $(ARGS)
 
-test-all: ## run the whole test suite on every supported Python found here
+test-all: ## run the whole test suite, every case of it, on every supported Python found here
 	@found=; for version in 3.11 3.12 3.13 3.14; do \
 	    if ! python$$version -c '' 2>/dev/null; then echo "Python $$version: not found"; continue; fi; \
 	    echo "Python $$version:"; found=yes; \
-	    $(MAKE) --no-print-directory test PYTHON=python$$version VENV=.venv-$$version || exit 1; \
+	    $(MAKE) --no-print-directory test CASES= PYTHON=python$$version VENV=.venv-$$version || exit 1; \
 	done; test -n "$$found"
 
 check: $(VENV)/.stamp-dev ## format, lint, types and the fast tests, in under a minute
@@ -33,10 +39,14 @@ check: $(VENV)/.stamp-dev ## format, lint, types and the fast tests, in under a 
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pyright --pythonpath $(PY)
-	$(PY) -m pytest -n 2 -m "not slow" $(ARGS)
+	$(PY) -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
-bench: $(VENV)/.stamp-dev ## measure: make bench STORE=sqlite ARGS=--json
+bench: $(VENV)/.stamp-dev ## measure: make bench STORE=sqlite ARGS=--json, or STORE=postgres
 	$(PY) -m bench --store $(STORE) $(ARGS)
+
+chaos: $(VENV)/.stamp-dev ## simulate, then do harm to real workers: make chaos STORE=sqlite MINUTES=10 SEEDS=10000
+	$(PY) -m simulation --seeds $(SEEDS) --processes 2
+	$(PY) -m chaos --store $(STORE) --minutes $(MINUTES) $(ARGS)
 
 pins: $(VENV)/.stamp-run ## bring requirements/dev.txt up to date
 	$(PY) -m pip install --quiet --upgrade --target $(VENV)/uv uv

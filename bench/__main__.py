@@ -18,22 +18,26 @@ from bench.report import settings_table, show
 from bench.scenarios import SCENARIOS
 from bench.settings import describe, fingerprint
 from bench.sizes import FULL, QUICK
+from bench.stores import STORES
 
 
-def _chosen(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
-    names = list(SCENARIOS) if value is None else [name.strip() for name in value.split(",")]
-    if unknown := [name for name in names if name not in SCENARIOS]:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(SCENARIOS)}.")
+def chosen(store: str, only: str | None) -> list[str]:
+    known = [name for name, scenario in SCENARIOS.items() if store in getattr(scenario, "STORES", (store,))]
+    names = known if only is None else [name.strip() for name in only.split(",")]
+    if unknown := [name for name in names if name not in known]:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}.", param_hint="--only")
     return names
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--store", default="sqlite", show_default=True, type=click.Choice(["sqlite"]), help="What to measure on.")
+@click.option(
+    "--store", default="sqlite", show_default=True, type=click.Choice(list(STORES)), help="What to measure on."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, and nothing else.")
 @click.option("--quick", is_flag=True, help="Small sizes, under a minute: shows that it works, not how fast.")
-@click.option("--only", callback=_chosen, metavar="NAME,…", help=f"Of {', '.join(SCENARIOS)}.")
-def main(store: str, as_json: bool, quick: bool, only: list[str]) -> None:
-    """Measure Packhorse beside Huey and beside a bare loop on the same store.
+@click.option("--only", metavar="NAME,…", help=f"Of {', '.join(SCENARIOS)}.")
+def main(store: str, as_json: bool, quick: bool, only: str | None) -> None:
+    """Measure Packhorse beside its peers and beside a bare loop on the same store.
 
     Times decide nothing here: the exit status is 1 only where jobs were lost, doubled or stuck.
     """
@@ -41,10 +45,11 @@ def main(store: str, as_json: bool, quick: bool, only: list[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     sizes = QUICK if quick else FULL
     began = time.monotonic()
-    with Lab(sizes, len(only), quiet=as_json and not sys.stderr.isatty()) as lab:
-        settings = describe(lab, store) | {"sizes": "quick" if quick else "full", "repetitions": sizes.repetitions}
+    names = chosen(store, only)
+    with Lab(sizes, STORES[store], len(names), quiet=as_json and not sys.stderr.isatty()) as lab:
+        settings = describe(lab) | {"sizes": "quick" if quick else "full", "repetitions": sizes.repetitions}
         figures: dict[str, Any] = {}
-        for name in only:
+        for name in names:
             try:
                 figures[name] = SCENARIOS[name].run(lab)
             except Exception as error:  # the other scenarios may still tell something

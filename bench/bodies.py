@@ -17,6 +17,15 @@ def typed(number: int, when: datetime, price: Decimal) -> None:
     mark(number)
 
 
+def burn(number: int, seconds: float) -> None:
+    """Uses so much CPU, however long that takes."""
+    began = time.monotonic_ns()
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    mark_span(number, began)
+
+
 def nap(number: int, seconds: float) -> None:
     began = time.monotonic_ns()
     time.sleep(seconds)

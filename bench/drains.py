@@ -28,6 +28,7 @@ def drain(system: System, jobs: int, *, part: int | None = None, before: Iterabl
         complete = running.wait_performed(target, DEADLINE)
         finished_at = _wait_finished(system, running) if complete and part is None else None
         cpu = running.worker_cpu() - cpu
+        memory = max(process.memory_info().rss for process in running.workers())
     marks = running.marks()
     check(system.lab, system.name, marks, jobs if part is None else None, before)
     if isinstance(system, PackhorseSystem):
@@ -38,6 +39,7 @@ def drain(system: System, jobs: int, *, part: int | None = None, before: Iterabl
         "jobs": len(times),
         "rate": (len(times) - 1) / seconds if seconds else 0.0,
         "cpu_us_per_job": cpu / max(1, len(marks)) * 1e6,
+        "worker_mb": memory / 1e6,
         "stop_seconds": running.stop_seconds,
         "numbers": [mark.number for mark in marks],
     }

@@ -12,6 +12,7 @@ from packhorse import Context, Event, Middleware, Packhorse, limit, rate
 NOOP, NAP, TYPED = "bench.noop", "bench.nap", "bench.typed"
 LIMITED, RATED = "bench.limited", "bench.rated"
 LIMITS = (1, 100, 1_000)
+ISOLATED, BURN = "bench.isolated", "bench.burn"
 RATE = 100  # a second
 WATCHED = "BENCH_WATCHED"
 
@@ -28,6 +29,8 @@ def make_app(url: str, **settings: Any) -> Packhorse:
     app.task(name=TYPED)(bodies.typed)
     for to in LIMITS:
         app.task(name=f"{LIMITED}.{to}", limit=limit(to=to))(bodies.noop)
+    app.task(name=ISOLATED, isolate=True)(bodies.noop)
+    app.task(name=BURN, isolate=True)(bodies.burn)
     app.task(name=RATED, rate=rate(f"{RATE}/s"))(bodies.noop)
     if os.environ.get(WATCHED):
         app.use(Wrapper())

@@ -7,16 +7,19 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.sizes import Sizes
+
+if TYPE_CHECKING:
+    from bench.stores import MeasuredStore
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -24,8 +27,13 @@ SHARED_MEMORY = Path("/dev/shm")
 class Lab:
     """Files live in two folders of mode 0700 that are gone afterwards: databases on disk, tapes in memory."""
 
-    def __init__(self, sizes: Sizes, scenarios: int, *, quiet: bool = False) -> None:
+    store: MeasuredStore
+
+    def __init__(
+        self, sizes: Sizes, make_store: Callable[[Lab], MeasuredStore], scenarios: int, *, quiet: bool = False
+    ) -> None:
         self.sizes = sizes
+        self._make_store = make_store
         self.troubles: list[str] = []
         self.notes: list[str] = []
         self._scenario_began = time.monotonic()
@@ -45,11 +53,18 @@ class Lab:
         self._bar = self._progress.add_task("", total=scenarios)
 
     def __enter__(self) -> Self:
-        os.umask(0o077)
+        self._stack.callback(os.umask, os.umask(0o077))
         self.folder = self._private_folder(None)
         memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
         self._tapes = self._private_folder(memory)
         self._stack.enter_context(self._progress)
+        try:
+            self.store = self._make_store(self)
+            self._stack.callback(self.store.close)
+            self.store.open()
+        except BaseException:
+            self._stack.close()
+            raise
         return self
 
     def __exit__(
@@ -75,7 +90,7 @@ class Lab:
         planned = planned or self.sizes.repetitions
         for number in range(1, planned + 1):
             spent = time.monotonic() - self._scenario_began
-            if number > 1 and spent > self.sizes.scenario_seconds:
+            if number > 1 and spent > self.sizes.scenario_seconds * self.store.patience:
                 done = f"{number - 1} of {planned}"
                 self.note(f"{scenario}: {done} repetitions only, after {spent:.0f} s")
                 return
@@ -88,6 +103,7 @@ class Lab:
             self._console.print(text, highlight=False)
 
     def scenario_done(self) -> None:
+        self.store.clear()
         self._scenario_began = time.monotonic()
         for folder in (*self.folder.iterdir(), *self._tapes.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import sqlite3
 import subprocess
 import sys
 import time
@@ -16,33 +15,25 @@ from typing import Any
 
 from bench.lab import Lab
 from bench.sizes import BARE_BATCH, BARE_LARGE_BATCH, CONCURRENCY, PROCESSES
-from bench.systems import HueySystem
 from bench.systems.base import ROOT
 
 
-def describe(lab: Lab, store: str) -> dict[str, Any]:
-    huey = HueySystem(lab)
-    synchronous = {0: "off", 1: "normal", 2: "full", 3: "extra"}[huey.synchronous()]
-    huey.close()
+def describe(lab: Lab) -> dict[str, Any]:
     return {
-        "store": store,
+        "store": lab.store.name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
         "packhorse": f"{version('packhorse')} ({_commit()})",
         "source": fingerprint(),
-        "huey": version("huey"),
         "cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "file_system": _file_system(lab.folder),
         "fsync_ms": _fsync_ms(lab.folder),
-        "journal_mode": "wal",
-        "synchronous": {"packhorse": "full (its default)", "huey": f"{synchronous} (its default)", "bare": "full"},
         "processes": PROCESSES,
         "concurrency": CONCURRENCY,
         "bare_batch": BARE_BATCH,
         "bare_large_batch": BARE_LARGE_BATCH,
-        "results": "kept, every system at its defaults; the no-op returns None",
+        **lab.store.describe(),
     }
 
 

@@ -1,11 +1,13 @@
 """What every test shares."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.servers import postgres as postgres_server
 
 # A busy machine is no reason to fail: pytest's own timeout is the limit.
 settings.register_profile("packhorse", deadline=None)
@@ -22,19 +24,36 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgres_server.Server]:
+    """A server of this process's own; to make one takes a second."""
+    try:
+        server = postgres_server.Server()
+    except postgres_server.Missing as missing:
+        pytest.skip(str(missing))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
 # They start processes, or wait for workers so often that together they take more than a minute.
 LEFT_OUT_OF_CHECK = (
     "tests/contract/test_admission_alike.py",
     "tests/contract/test_gates_alike.py",
     "tests/contract/test_outsiders_store.py",
+    "tests/contract/test_postgres_server.py",
     "tests/contract/test_runs.py",
     "tests/faults/",
     "tests/runtime/test_async_names.py",
+    "tests/runtime/test_callbacks.py",
     "tests/runtime/test_children.py",
     "tests/runtime/test_context.py",
     "tests/runtime/test_encryption.py",
     "tests/runtime/test_events.py",
     "tests/runtime/test_flows.py",
+    "tests/runtime/test_hooks.py",
     "tests/runtime/test_hostile_rows.py",
     "tests/runtime/test_limits.py",
     "tests/runtime/test_masking.py",
@@ -46,6 +65,9 @@ LEFT_OUT_OF_CHECK = (
     "tests/runtime/test_schedules.py",
     "tests/runtime/test_steps.py",
     "tests/runtime/test_store_trouble.py",
+    "tests/runtime/test_timeouts.py",
+    "tests/runtime/test_transactions.py",
+    "tests/runtime/test_transactions_django.py",
     "tests/runtime/test_turns.py",
     "tests/runtime/test_unknown_tasks.py",
     "tests/runtime/test_waiting_for_many.py",
@@ -53,7 +75,17 @@ LEFT_OUT_OF_CHECK = (
 )
 
 
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(LEFT_OUT_OF_CHECK):
+        chosen = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        on_server = "postgres" in getattr(item, "fixturenames", ()) or "postgres" in filter(_is_text, chosen)
+        if on_server:
+            item.add_marker(pytest.mark.servers)
+        if on_server and item.name.startswith("test_many_long_histories"):
+            item.add_marker(pytest.mark.thorough)  # two minutes; the same histories are run on the other stores
+        if on_server or item.nodeid.startswith(LEFT_OUT_OF_CHECK):
             item.add_marker(pytest.mark.slow)

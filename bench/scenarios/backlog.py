@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -14,23 +13,26 @@ from bench.drains import drain
 from bench.figures import spread
 from bench.lab import Lab
 from bench.report import number, with_spread
-from bench.systems import BareSystem, PackhorseSystem, System
+from bench.systems import PackhorseSystem, System
 
 TITLE = "Backlog: drain rate with few and with many jobs waiting, jobs per second"
-FILL_DEADLINE = 60.0
+FILL_DEADLINE = 120.0
 FILL_CHUNK = 20_000
 
 
 def run(lab: Lab) -> dict[str, Any]:
     sizes = lab.sizes
-    short: list[System] = [PackhorseSystem(lab), BareSystem(lab)]
-    long: list[System] = [PackhorseSystem(lab), BareSystem(lab)]
+    makes: tuple[type[System], ...] = (PackhorseSystem, lab.store.bares[0])
+    short: list[System] = [make(lab) for make in makes]
+    long: list[System] = [make(lab) for make in makes]
     waiting = {}
     for few, many in zip(short, long, strict=True):
         lab.step(f"backlog: {sizes.backlog_waiting:,} jobs for {few.name}")
         few.fill(range(1, sizes.backlog_jobs + 1))
+        few.close()
         waiting[many.name] = _fill(many, sizes.backlog_waiting)
-    os.sync()  # half a gigabyte on its way to the disk would slow down whoever is measured first
+        for system in (few, many):
+            lab.store.settle(system.database)
     rates: dict[str, dict[str, list[float]]] = {system.name: {"short": [], "long": []} for system in short}
     performed: dict[str, set[int]] = {system.name: set() for system in short}
     for repetition in lab.repetitions("backlog", sizes.backlog_repetitions):
@@ -48,7 +50,7 @@ def run(lab: Lab) -> dict[str, Any]:
             refill = range(waiting[many.name] + 1, waiting[many.name] + 1 + len(taken["numbers"]))
             many.fill(refill)
             waiting[many.name] += len(refill)
-    for system in (*short, *long):
+    for system in long:
         system.close()
     figures: dict[str, Any] = {"drained": sizes.backlog_jobs}
     for name, taken_rates in rates.items():

@@ -28,6 +28,8 @@ def run(lab: Lab) -> dict[str, Any]:
     for source in sources:
         lab.step(f"client: {sizes.client_jobs:,} jobs, {source.name}")
         source.fill(range(1, sizes.client_jobs + 1))
+        source.close()
+        lab.store.settle(source.database)
     rates: dict[str, list[float]] = {source.name: [] for source in sources}
     cpu: dict[str, list[float]] = {source.name: [] for source in sources}
     for repetition in lab.repetitions("client", sizes.client_repetitions):
@@ -38,8 +40,6 @@ def run(lab: Lab) -> dict[str, Any]:
             rates[source.name].append(taken["rate"])
             cpu[source.name].append(taken["cpu_us_per_job"])
             system.close()
-    for source in sources:
-        source.close()
     figures: dict[str, Any] = {
         name: {"jobs": sizes.client_jobs, "rate": spread(rates[name]), "cpu_us_per_job": spread(cpu[name])}
         for name in SYSTEMS

@@ -11,33 +11,42 @@ from bench.drains import drain
 from bench.figures import paired, spread
 from bench.lab import Lab
 from bench.report import number, times_spread, with_spread
-from bench.systems import BareLargeSystem, BareSystem, HueySystem, PackhorseSystem, System
+from bench.systems import PackhorseSystem, System
 
 TITLE = "Drain: no-op jobs, two worker processes, jobs per second"
 MEASURES = ("rate", "rate_with_finish", "cpu_us_per_job", "stop_seconds")
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    sizes = lab.sizes
-    jobs = dict.fromkeys(("bare", "bare_large"), sizes.drain_bare_jobs)
-    jobs |= {"packhorse": sizes.drain_jobs, "huey": sizes.drain_huey_jobs}
-    sources: list[System] = [PackhorseSystem(lab), HueySystem(lab), BareSystem(lab), BareLargeSystem(lab)]
-    for source in sources:
-        lab.step(f"drain: {jobs[source.name]:,} jobs for {source.name}")
-        source.fill(range(1, jobs[source.name] + 1))
-    taken: dict[str, list[dict[str, Any]]] = {source.name: [] for source in sources}
-    for repetition in lab.repetitions("drain"):
-        for source in sources:
-            lab.step(f"drain: {source.name}, {repetition} of {sizes.repetitions}")
-            system = source.copy()
-            taken[source.name].append(drain(system, jobs[source.name]))
-            system.close()
-    for source in sources:
+    return measure(lab, "drain", settled=True)
+
+
+def measure(lab: Lab, scenario: str, *, settled: bool) -> dict[str, Any]:
+    """Each system drains copies of what it was filled with; `settled` after the store's housekeeping."""
+    store, sizes = lab.store, lab.sizes
+    sources: list[System] = []
+    makes: list[type[System]] = [PackhorseSystem, *store.peers, *store.variants, *store.bares]
+    for make in makes:
+        lab.step(f"{scenario}: {sizes.drain_jobs[make.pace]:,} jobs for {make.name}")
+        source = make(lab)
+        source.fill(range(1, sizes.drain_jobs[make.pace] + 1))
         source.close()
-    figures: dict[str, Any] = {name: _summary(runs) for name, runs in taken.items()}
+        if settled:
+            store.settle(source.database)
+        sources.append(source)
+    taken: dict[str, list[dict[str, Any]]] = {source.name: [] for source in sources}
+    for repetition in lab.repetitions(scenario):
+        for source in sources:
+            lab.step(f"{scenario}: {source.name}, {repetition} of {sizes.repetitions}")
+            system = source.copy()
+            taken[source.name].append(drain(system, sizes.drain_jobs[source.pace]))
+            system.close()
+    ours = taken["packhorse"]
+    figures: dict[str, Any] = {"systems": {name: _summary(runs) for name, runs in taken.items()}}
     figures["ratios"] = {
-        f"packhorse/{name}{suffix}": paired(_values(taken["packhorse"], measure), _values(taken[name], measure))
-        for name in ("huey", "bare", "bare_large")
+        f"packhorse/{name}{suffix}": paired(_values(ours, measure), _values(taken[name], measure))
+        for name in taken
+        if name != "packhorse"
         for measure, suffix in (("rate", ""), ("rate_with_finish", ", incl. finish"))
     }
     return figures
@@ -57,8 +66,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def tables(figures: dict[str, Any]) -> Iterator[Table]:
     table = Table("", "jobs", "first to last", "incl. finish", "CPU µs per job", "seconds to stop")
-    for name in ("packhorse", "huey", "bare", "bare_large"):
-        row = figures[name]
+    for name, row in figures["systems"].items():
         table.add_row(name, number(row["jobs"]), *(with_spread(row.get(measure)) for measure in MEASURES))
     yield table
     quotients = Table("ratio", "")

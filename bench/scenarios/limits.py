@@ -14,7 +14,6 @@ from bench.jobs import RATE
 from bench.lab import Lab
 from bench.report import number, times_spread, with_spread
 from bench.systems import (
-    BareOneSystem,
     FairSystem,
     LimitedSystem,
     ManySharesSystem,
@@ -62,12 +61,14 @@ def _drains(lab: Lab) -> dict[str, Any]:
         FairSystem(lab),
         ManySharesSystem(lab),
         OneAtATimeSystem(lab),
-        BareOneSystem(lab),
+        lab.store.bare_one(lab),
     ]
     parts = {"limited_1": sizes.limit_one_jobs, "bare_one": sizes.limit_one_jobs}
     for source in sources:
         lab.step(f"limits: {sizes.limit_jobs:,} jobs, {WORDS[source.name]}")
         source.fill(range(1, sizes.limit_jobs + 1))
+        source.close()
+        lab.store.settle(source.database)
     rates: dict[str, list[float]] = {source.name: [] for source in sources}
     for repetition in lab.repetitions("limits"):
         for source in sources if repetition % 2 else reversed(sources):
@@ -75,8 +76,6 @@ def _drains(lab: Lab) -> dict[str, Any]:
             system = source.copy()
             rates[source.name].append(drain(system, sizes.limit_jobs, part=parts.get(source.name))["rate"])
             system.close()
-    for source in sources:
-        source.close()
     figures: dict[str, Any] = {
         name: {"jobs": parts.get(name, sizes.limit_jobs), "waiting": sizes.limit_jobs, "rate": spread(rates[name])}
         for name in WORDS

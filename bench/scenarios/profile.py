@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +12,11 @@ from rich.table import Table
 from bench.lab import Lab
 from bench.report import number
 from bench.systems import PackhorseSystem
-from bench.systems.base import ROOT, python
+from bench.systems.base import ROOT, environment, python
 from bench.tape import FOLDER, Tapes
 
 TITLE = "Profile: one worker process, no-op jobs"
+STORES = ("sqlite",)  # the watches sit on its driver
 DEADLINE = 60.0
 NOTHING = {"wall": 0.0, "cpu": 0.0, "calls": 0}
 
@@ -27,7 +27,7 @@ def run(lab: Lab) -> dict[str, Any]:
     system = PackhorseSystem(lab)
     system.fill(range(1, jobs + 1))
     tapes = lab.new_tapes()
-    env = os.environ | {"PYTHONPATH": str(ROOT), FOLDER: str(tapes)}
+    env = environment() | {FOLDER: str(tapes)}
     command = python("-m", "bench.profiled", system.url)
     try:
         ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE)

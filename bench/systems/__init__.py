@@ -1,12 +1,16 @@
-"""The systems that are measured side by side, behind one small face."""
+"""The systems that are measured side by side, behind one small face; peers and bare loops belong to a store."""
 
 from __future__ import annotations
 
-from bench.systems.bare import BareLargeSystem, BareOneSystem, BareSystem
 from bench.systems.base import Running, System
-from bench.systems.huey_peer import HueySystem
 from bench.systems.ours import (
+    BurnSystem,
     FairSystem,
+    FlowSystem,
+    GroupSystem,
+    IsolatedSystem,
+    LanesSystem,
+    LayersSystem,
     LimitedSystem,
     ManySharesSystem,
     MoreLimitedSystem,
@@ -19,11 +23,13 @@ from bench.systems.ours import (
 )
 
 __all__ = [
-    "BareLargeSystem",
-    "BareOneSystem",
-    "BareSystem",
+    "BurnSystem",
     "FairSystem",
-    "HueySystem",
+    "FlowSystem",
+    "GroupSystem",
+    "IsolatedSystem",
+    "LanesSystem",
+    "LayersSystem",
     "LimitedSystem",
     "ManySharesSystem",
     "MoreLimitedSystem",

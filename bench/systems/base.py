@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import psutil
 
+from bench.producer import Produced, at_full_speed, one_by_one
+from bench.sizes import PROCESSES
 from bench.tape import FOLDER, Mark, Tapes
 
 if TYPE_CHECKING:
@@ -32,14 +33,16 @@ class System(ABC):
     """One system with one database, fresh or copied."""
 
     name: str
+    pace: ClassVar[str] = "fast"  # how many jobs it is given to drain: Sizes.drain_jobs
+    bulk: ClassVar[bool] = True  # has a call for many jobs
 
-    def __init__(self, lab: Lab, database: Path | None = None) -> None:
+    def __init__(self, lab: Lab, database: str | None = None) -> None:
         self.lab = lab
-        self.database = database or lab.new_folder(self.name) / "jobs.sqlite3"
+        self.database = database or lab.store.new(self.name)
 
     @abstractmethod
-    def enqueue(self, number: int) -> None:
-        """One no-op job, durable when the call returns."""
+    def enqueue(self, number: int) -> int:
+        """One no-op job, durable when the call returns: when that was, in nanoseconds."""
 
     @abstractmethod
     def fill(self, numbers: Iterable[int]) -> None:
@@ -61,11 +64,41 @@ class System(ABC):
         return
 
     def copy(self) -> Self:
-        """The same jobs in a new file, so that repetitions start alike without filling again."""
-        path = self.lab.new_folder(self.name) / "jobs.sqlite3"
-        with closing(sqlite3.connect(self.database)) as source, closing(sqlite3.connect(path)) as target:
-            source.backup(target)
-        return type(self)(self.lab, path)
+        """The same jobs in a new database, so that repetitions start alike without filling again; after `close`."""
+        return type(self)(self.lab, self.lab.store.copy(self.database))
+
+    def one_by_one(self, first: int, last: int) -> None:
+        asyncio.run(one_by_one(self._enqueue, first, last))
+
+    def at_full_speed(self, first: int, seconds: float) -> Produced:
+        return asyncio.run(at_full_speed(self._enqueue, first, seconds))
+
+    async def _enqueue(self, number: int) -> None:
+        self.enqueue(number)
+
+
+class HeldSystem(System):
+    """Each of its processes says that it is ready, and begins when a line comes."""
+
+    processes = PROCESSES
+    _running: Running | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """Of one worker process."""
+
+    def start(self, *, held: bool = False) -> Running:
+        self._running = HeldRunning(self)
+        if not held:
+            self.go()
+        return self._running
+
+    def go(self) -> None:
+        assert self._running is not None
+        for handle in self._running.handles:
+            assert handle.stdin is not None
+            handle.stdin.write(b"go\n")
+            handle.stdin.flush()
 
 
 class Running:
@@ -79,12 +112,13 @@ class Running:
         folder = lab.new_tapes()
         self._tapes = Tapes(folder)
         self.log = lab.new_folder("log") / "stderr.txt"
-        environment = os.environ | {"PYTHONPATH": str(ROOT), FOLDER: str(folder)} | env
+        env = environment() | {FOLDER: str(folder)} | env
         self.handles: list[subprocess.Popen[bytes]] = []
+        lab.store.working(True)
         with self.log.open("wb") as log:
             for command in commands:
                 handle = subprocess.Popen(
-                    command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+                    command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
                 )
                 self.handles.append(handle)
 
@@ -162,8 +196,25 @@ class Running:
                 if pipe is not None:
                     pipe.close()
         self.handles = []
+        self.lab.store.working(False)
         if text := self.log.read_text(errors="replace").strip():
             self.lab.note(f"{self.name} wrote to its log: {text[-240:]}")
+
+
+class HeldRunning(Running):
+    def __init__(self, system: HeldSystem) -> None:
+        super().__init__(system.lab, system.name, [system.command()] * system.processes, {}, signal.SIGTERM)
+        deadline = time.monotonic() + START_DEADLINE
+        for handle in self.handles:
+            assert handle.stdout is not None
+            if handle.stdout.readline() != b"ready\n" or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"{system.name} did not start: {self.log.read_text()[-2000:]}")
+
+
+def environment() -> dict[str, str]:
+    """Of every process we start: it imports what stands in this folder, wherever else Packhorse is installed."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
 
 
 def python(*arguments: str) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import psutil
 
@@ -16,13 +16,16 @@ from bench.systems.base import START_DEADLINE, Running, System, python
 
 class HueySystem(System):
     name = "huey"
+    pace = "medium"
+    bulk = False
 
-    def __init__(self, lab: Lab, database: Path | None = None) -> None:
+    def __init__(self, lab: Lab, database: str | None = None) -> None:
         super().__init__(lab, database)
-        self.huey, self.noop = make_huey(str(self.database))
+        self.huey, self.noop = make_huey(self.database)
 
-    def enqueue(self, number: int) -> None:
+    def enqueue(self, number: int) -> int:
         self.noop(number, "two", three=3)
+        return time.monotonic_ns()
 
     def fill(self, numbers: Iterable[int]) -> None:
         """It has no bulk call."""
@@ -49,7 +52,7 @@ class HueyRunning(Running):
     def __init__(self, system: HueySystem) -> None:
         command = python("-m", "huey.bin.huey_consumer", "bench.huey_jobs.huey")
         options = ["-w", str(PROCESSES), "-k", "process", "-q"]
-        env = {DATABASE: str(system.database)}
+        env = {DATABASE: system.database}
         super().__init__(system.lab, system.name, [[*command, *options]], env, signal.SIGINT)
         if not self.wait_until(lambda: len(self.tree()) >= 2 + PROCESSES, START_DEADLINE):
             self.stop()

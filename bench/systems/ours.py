@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
+import time
+from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import psutil
 
@@ -19,7 +20,9 @@ from bench import jobs
 from bench.lab import Lab
 from bench.sizes import CONCURRENCY, PROCESSES
 from bench.systems.base import START_DEADLINE, Running, System, python
-from packhorse import JobState
+from packhorse import Flow, JobState
+from packhorse.flow import Node
+from packhorse.task import Call
 
 QUEUE = "default"
 CHUNK = 10_000
@@ -33,28 +36,22 @@ class PackhorseSystem(System):
     signing = True
     env: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, lab: Lab, database: Path | None = None) -> None:
+    def __init__(self, lab: Lab, database: str | None = None) -> None:
         super().__init__(lab, database)
-        self.url = f"sqlite:///{self.database}"
-        self.app = jobs.make_app(self.url, signing=self.signing)
+        self.url = lab.store.url(self.database)
+        self.app = jobs.make_app(self.url, signing=self.signing, keys=lab.store.keys())
         self.noop = self.app.tasks[self.task].using(share=self.share)
         self.nap = self.app.tasks[jobs.NAP]
 
-    def enqueue(self, number: int) -> None:
+    def enqueue(self, number: int) -> int:
         self.noop.enqueue(number, "two", three=3)
+        return time.monotonic_ns()
 
     def fill(self, numbers: Iterable[int]) -> None:
         call = self.noop.call
         rest = iter(numbers)
         while part := list(islice(rest, CHUNK)):
             self.app.enqueue_many(call(number, "two", three=3) for number in part)
-
-    def copy(self) -> Self:
-        """With the key beside the file, or no job could be read."""
-        copy = super().copy()
-        if (key := Path(f"{self.database}-key")).exists():
-            shutil.copy(key, f"{copy.database}-key")
-        return copy
 
     def start(self, *, held: bool = False) -> Running:
         """Held by a paused queue: the workers are up and look, and `go` lets both begin at the same moment."""
@@ -119,6 +116,73 @@ class ManySharesSystem(PackhorseSystem):
             self.app.enqueue_many(tasks[number % 10_000].call(number, "two", three=3) for number in part)
 
 
+class IsolatedSystem(PackhorseSystem):
+    """Each job in a process of its own."""
+
+    name = "isolated"
+    task = jobs.ISOLATED
+
+
+class BurnSystem(PackhorseSystem):
+    """The same for jobs that compute."""
+
+    name = "burn"
+
+    def fill(self, numbers: Iterable[int]) -> None:
+        call = self.app.tasks[jobs.BURN].call
+        self.app.enqueue_many(call(number, self.lab.sizes.burn_seconds) for number in numbers)
+
+
+class FlowSystem(PackhorseSystem):
+    """All jobs are one flow."""
+
+    def fill(self, numbers: Iterable[int]) -> None:
+        flow = Flow()
+        self.draw(flow, [self.noop.call(number, "two", three=3) for number in numbers])
+        flow.enqueue()
+
+    @abstractmethod
+    def draw(self, flow: Flow, calls: list[Call[None]]) -> None:
+        """Add all of them to the flow."""
+
+
+class GroupSystem(FlowSystem):
+    """Jobs side by side, and one that comes after all of them."""
+
+    name = "group"
+
+    def draw(self, flow: Flow, calls: list[Call[None]]) -> None:
+        flow.add(calls[-1], after=flow.group(calls[:-1]))
+
+
+class LayersSystem(FlowSystem):
+    """Ten layers, each job after two of the layer before."""
+
+    name = "layers"
+
+    def draw(self, flow: Flow, calls: list[Call[None]]) -> None:
+        width = len(calls) // 10
+        above: list[Node[None]] = []
+        for start in range(0, len(calls), width):
+            layer = calls[start : start + width]
+            above = [
+                flow.add(call, after=(above[place], above[place - 1]) if above else ())
+                for place, call in enumerate(layer)
+            ]
+
+
+class LanesSystem(FlowSystem):
+    """A hundred chains side by side."""
+
+    name = "lanes"
+
+    def draw(self, flow: Flow, calls: list[Call[None]]) -> None:
+        for lane in range(100):
+            last: tuple[Node[None], ...] = ()
+            for call in calls[lane::100]:
+                last = (flow.add(call, after=last),)
+
+
 class UnsignedSystem(PackhorseSystem):
     name = "unsigned"
     signing = False
@@ -149,6 +213,8 @@ class PackhorseRunning(Running):
         start = [str(command)] if command.exists() else python("-m", "packhorse")
         options = ["--processes", str(system.processes), "--concurrency", str(CONCURRENCY), "--log-level", "WARNING"]
         env = {"PACKHORSE_STORE": system.url, "PACKHORSE_SIGNING": str(system.signing).lower(), **system.env}
+        if keys := system.lab.store.keys():
+            env["PACKHORSE_KEYS"] = ",".join(keys)
         super().__init__(system.lab, system.name, [[*start, "worker", "bench.jobs:app", *options]], env, signal.SIGTERM)
         self._system = system
         self.pids: list[int] = []

@@ -11,6 +11,7 @@ from packhorse.errors import (
     DuplicateStep,
     DuplicateTask,
     EnqueueError,
+    Interrupted,
     JobCancelled,
     JobFailed,
     JobNotFound,
@@ -20,14 +21,17 @@ from packhorse.errors import (
     PutBack,
     ResultUnavailable,
     Retry,
+    ScheduleNotFound,
     SignalTimeout,
     Snooze,
     StoreError,
     TaskError,
+    TimedOut,
 )
 from packhorse.events import Event, EventKind
-from packhorse.flow import Batch, Flow, FlowHandle, chain, chord, group
+from packhorse.flow import Batch, Flow, FlowHandle, Mapped, chain, chord, group
 from packhorse.handle import JobHandle
+from packhorse.hooks import Occasion
 from packhorse.job import Attempt, Failure, FailureKind, Job, JobState
 from packhorse.limits import debounce, limit, rate, throttle, unique
 from packhorse.masking import Secret
@@ -47,17 +51,45 @@ from packhorse.waiting import (
 )
 
 if TYPE_CHECKING:
+    from packhorse.crontab import cron
+    from packhorse.moments import (
+        bimonthly,
+        biweekly,
+        daily,
+        every,
+        hourly,
+        minutes,
+        monthly,
+        once,
+        quarterly,
+        weekly,
+        yearly,
+    )
     from packhorse.runtime.embedded import Embedded
+    from packhorse.schedule import make_schedule
+    from packhorse.scheduling import ScheduleView
 else:
+    _RULES = (
+        *("bimonthly", "biweekly", "cron", "daily", "every", "hourly", "minutes", "monthly", "once", "quarterly"),
+        *("weekly", "yearly"),
+    )
 
     def __getattr__(name: str) -> object:
-        """Whoever only enqueues needs no worker, so that one is imported when it is named."""
-        if name != "Embedded":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from packhorse.runtime.embedded import Embedded
+        """Whoever only enqueues needs neither a worker nor a calendar, so these are imported when they are named."""
+        if name == "Embedded":
+            from packhorse.runtime.embedded import Embedded as found
+        elif name == "ScheduleView":
+            from packhorse.scheduling import ScheduleView as found
+        elif name == "make_schedule":
+            from packhorse.schedule import make_schedule as found
+        elif name in _RULES:
+            from packhorse import moments
 
-        globals()[name] = Embedded
-        return Embedded
+            found = getattr(moments, name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 __version__ = "0.1.0.dev0"
@@ -87,6 +119,7 @@ __all__ = [
     "Fixed",
     "Flow",
     "FlowHandle",
+    "Interrupted",
     "Job",
     "JobCancelled",
     "JobFailed",
@@ -94,9 +127,11 @@ __all__ = [
     "JobNotFound",
     "JobState",
     "JobsNotFinished",
+    "Mapped",
     "Middleware",
     "NoJob",
     "NotFinished",
+    "Occasion",
     "Packhorse",
     "PackhorseError",
     "PayloadError",
@@ -104,6 +139,8 @@ __all__ = [
     "PutBack",
     "ResultUnavailable",
     "Retry",
+    "ScheduleNotFound",
+    "ScheduleView",
     "Secret",
     "Selection",
     "SignalTimeout",
@@ -111,19 +148,33 @@ __all__ = [
     "StoreError",
     "Task",
     "TaskError",
+    "TimedOut",
     "aas_completed",
     "agather",
     "as_completed",
     "await_jobs",
+    "bimonthly",
+    "biweekly",
     "chain",
     "chord",
+    "cron",
     "current_context",
+    "daily",
     "debounce",
+    "every",
     "gather",
     "group",
+    "hourly",
     "limit",
+    "make_schedule",
+    "minutes",
+    "monthly",
+    "once",
+    "quarterly",
     "rate",
     "throttle",
     "unique",
     "wait_jobs",
+    "weekly",
+    "yearly",
 ]

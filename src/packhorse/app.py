@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -18,10 +19,12 @@ from packhorse.control import Control, known_id
 from packhorse.errors import ConfigError, DuplicateTask, EnqueueError, PayloadError, StoreError
 from packhorse.events import Event, EventKind, Events, Subscriber, known_kinds
 from packhorse.handle import JobHandle
-from packhorse.hops import in_thread
+from packhorse.hooks import H, Hooks, Role, When
+from packhorse.hops import Behind, in_thread
 from packhorse.ids import from_text, to_text
 from packhorse.inspection import Inspection
-from packhorse.job import FAILURE_CAP, Attempt, Failure, FailureKind, Job, NewJob, StoredJob
+from packhorse.job import FAILURE_CAP, Attempt, Failure, FailureKind, Job, NewJob, StoredJob, with_callbacks
+from packhorse.lending import Lending, lent_to
 from packhorse.middleware import Draft, Middleware
 from packhorse.outcome import Outcome
 from packhorse.queues import check_name
@@ -29,6 +32,7 @@ from packhorse.reporters import Reporter, named_reporters
 from packhorse.seals import Seals
 from packhorse.signing import Envelopes, generate_secret
 from packhorse.stores import Store, open_store
+from packhorse.stores.contract import Lent
 from packhorse.task import BaseTask, Call, CoroutineTask, Declared, Options, Task, make_task
 
 if TYPE_CHECKING:
@@ -94,6 +98,7 @@ class Packhorse:
         self.tasks: dict[str, BaseTask[..., Any]] = {}
         self.known_tasks: dict[str, BaseTask[..., Any]] = {}  # by their aliases too
         self.events = Events()
+        self.hooks = Hooks()
         self.error_reporters: list[Reporter] = named_reporters(settings_.error_reporters)
         self.performing: list[Middleware] = []
         self._enqueuing: list[Middleware] = []
@@ -225,6 +230,13 @@ class Packhorse:
 
         return subscribed
 
+    def hook(self, when: When, *, role: Role | None = None) -> Callable[[H], H]:
+        """Decorates a function that is called when a process starts, is asked to stop, or leaves (`exit`).
+
+        In that process, with an Occasion; of one role (supervisor, worker, dispatcher, scheduler) or of each.
+        """
+        return lambda hook: self.hooks.add(when, role, hook)
+
     def drafted(self, task: BaseTask[..., Any]) -> Options:
         """The options of a job about to be enqueued, as middleware wants them."""
         if not self._enqueuing:
@@ -243,40 +255,95 @@ class Packhorse:
 
     # Enqueueing.
 
+    def on(self, connection: object) -> Lending:
+        """`with app.on(connection):` what is enqueued inside is part of the connection's transaction.
+
+        A connection to the store's own database: of sqlite3 or psycopg, a connection or session of SQLAlchemy, or
+        Django's; `async with` for an async one.
+        """
+        return Lending(self, connection)
+
+    @property
+    def writing(self) -> Store | Lent:
+        """Where to write what is enqueued here."""
+        return lent_to(self) or self.store
+
     def enqueue(self, call: Call[R]) -> JobHandle[R]:
         return self._insert([call])[0]
 
     async def aenqueue(self, call: Call[R]) -> JobHandle[R]:
         return await in_thread(self.enqueue, call)
 
-    def enqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
+    def enqueue_many(
+        self, calls: Iterable[Call[R]], *, progress: Callable[[int], object] | None = None
+    ) -> list[JobHandle[R]]:
         """Enqueue calls made with `task.call(...)`, one write per `batch_size`; each batch is all or none.
 
-        Where that ends early, the error's `enqueued` are the handles of those that were written, and `left_out` the
-        calls of the batch that was not.
+        `progress` is called after each with the number of jobs so far. Where it ends early, the error's `enqueued` are
+        the handles of those that were written, and `left_out` the calls that were taken and not written.
         """
-        handles: list[JobHandle[R]] = []
-        try:
-            for batch in _batches(calls, self.settings.batch_size):
-                handles += self._insert(batch)
-        except EnqueueError as error:
-            raise error.after(handles) from error.__cause__
-        except Exception as error:  # making one of the calls failed
-            error.add_note(f"{len(handles):,} jobs before it were enqueued; the others of its batch were not.")
-            raise
-        return handles
+        return [JobHandle(self, id) for id in self.write_many(calls, progress=progress)]
 
-    async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[JobHandle[R]]:
-        return await in_thread(self.enqueue_many, calls)
+    async def aenqueue_many(
+        self, calls: Iterable[Call[R]], *, progress: Callable[[int], object] | None = None
+    ) -> list[JobHandle[R]]:
+        return await in_thread(partial(self.enqueue_many, progress=progress), calls)
 
     def _insert(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
         return [JobHandle(self, id) for id in self.write(calls, lambda: [call.new_job() for call in calls])]
 
+    def write_many(
+        self,
+        calls: Iterable[Call[R]],
+        flow: bytes | None = None,
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[bytes]:
+        """Insert calls batch by batch, as members of a flow if one is named; the ids that stand for them."""
+        ids: list[bytes] = []
+        with Behind(here=lent_to(self) is not None) as behind:  # while one batch is written, the next is made
+
+            def collect(taken: list[Call[R]]) -> None:
+                """What was written meanwhile; `taken` are calls of the batch behind it."""
+                try:
+                    new = behind.collect()
+                except EnqueueError as error:
+                    error.left_out += taken
+                    raise
+                ids.extend(new)
+                if progress is not None and new:
+                    progress(len(ids))
+
+            place = 0
+            try:
+                for batch in _batches(calls, self.settings.batch_size):
+                    jobs = self._make(batch, partial(_made, batch, flow, place))
+                    place += len(batch)
+                    collect(batch)
+                    behind.do(partial(self._put, batch, jobs))
+                collect([])
+            except EnqueueError as error:
+                collect(error.left_out)
+                raise error.after([JobHandle(self, id) for id in ids]) from error.__cause__
+            except Exception as error:  # making one of the calls failed
+                collect([])
+                error.add_note(f"{len(ids):,} jobs before it were enqueued; the others of its batch were not.")
+                raise
+        return ids
+
     def write(self, calls: list[Call[R]], make: Callable[[], list[NewJob]]) -> list[bytes]:
         """Insert what is made of the calls, and tell subscribers; the ids that stand for them."""
+        return self._put(calls, self._make(calls, make))
+
+    def _make(self, calls: list[Call[R]], make: Callable[[], list[NewJob]]) -> list[NewJob]:
         try:
-            jobs = make()
-            ids = self.store.insert(jobs)
+            return make()
+        except StoreError as error:
+            raise EnqueueError(f"Nothing was enqueued: {error}", left_out=calls) from error
+
+    def _put(self, calls: list[Call[R]], jobs: list[NewJob]) -> list[bytes]:
+        try:
+            ids = self.writing.insert(jobs)
         except StoreError as error:
             raise EnqueueError(f"Nothing was enqueued: {error}", left_out=calls) from error
         self.tell_enqueued(jobs)
@@ -286,7 +353,7 @@ class Packhorse:
         if not self.events.wants(EventKind.ENQUEUED):
             return
         now = to_datetime(self.clock.now())
-        for job in jobs:
+        for job in with_callbacks(jobs):
             event = Event(
                 kind=EventKind.ENQUEUED, at=now, job_id=to_text(job.id), task=job.task, queue_name=job.queue, attempt=0
             )
@@ -368,6 +435,13 @@ class Packhorse:
 
 
 _KNOWN = [field.name for field in fields(Job) if field.name not in ("failure", "failures")]
+
+
+def _made(calls: list[Call[R]], flow: bytes | None, first: int) -> list[NewJob]:
+    jobs = [call.new_job() for call in calls]
+    if flow is None:
+        return jobs
+    return [job._replace(member=(flow, place)) for place, job in enumerate(jobs, first)]
 
 
 def _batches(calls: Iterable[Call[R]], size: int) -> Iterator[list[Call[R]]]:

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 DAY = 86_400.0
 LARGEST_CAP = 4 * 1024 * 1024
+LARGEST_MEMORY = 1 << 60
 PREFIX = "PACKHORSE_"
 KEYWORD, DEFAULT = "keyword", "default"  # as sources; the others are names of variables and paths of files
 
@@ -143,6 +144,19 @@ class Settings:
     heartbeat: float = setting(5.0, PAUSE)
     lease: float = setting(30.0, SECONDS)
     shutdown_timeout: float = setting(30.0, SECONDS)
+    timeout: float | None = setting(None, seconds(more_than_0=True, none="for no limit"))
+    """How long a job may take where its task says nothing."""
+    ending_timeout: float = setting(5.0, SECONDS)
+    """How long a task that was asked to end may take for it before it is ended by force."""
+    boot_timeout: float = setting(60.0, PAUSE)
+    """How long a process may take to be ready before it is ended and replaced."""
+    max_restarts: int | None = setting(10, whole(1, 1_000_000, none="for never"))
+    """How often in a row a process may die before it was ready until the supervisor gives up."""
+    isolated_max_jobs: int | None = setting(None, whole(1, 1_000_000_000, none="for no limit"))
+    isolated_max_memory: int | None = setting(None, whole(1 << 20, LARGEST_MEMORY, none="for no limit"))
+    """Bytes that an isolated process may hold after a job, or it is replaced."""
+    isolated_memory_limit: int | None = setting(None, whole(1 << 20, LARGEST_MEMORY, none="for no limit"))
+    """Bytes of address space that an isolated process may ask for at all."""
     polling_interval: float = setting(1.0, PAUSE)
     lookahead: int = setting(EXCHANGE_JOBS, whole(0, EXCHANGE_JOBS))
     batch_size: int = setting(EXCHANGE_JOBS, whole(1, EXCHANGE_JOBS))

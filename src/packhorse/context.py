@@ -21,14 +21,19 @@ from packhorse.limits import Pace, Rate
 from packhorse.limits import rate as make_rate
 from packhorse.logs import JobLogger, job_extra
 from packhorse.steps import Steps
+from packhorse.stores.lending import is_async
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from packhorse.task import Call
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 PATIENCE = 1 << 62
+NAP = 0.2
+_AS_BEFORE: Any = object()
 
 
 class NoJob(PackhorseError, LookupError):
@@ -61,12 +66,15 @@ class Host(Protocol):
     def report_progress(self, claim: Claim, progress: Progress) -> None: ...
     def take_token(self, pace: Pace, patience: int) -> int | None: ...
     def steps(self, token: Token) -> Steps: ...
+    def complete(
+        self, claim: Claim, began: int, result: Any, connection: object, loop: AbstractEventLoop | None
+    ) -> None: ...
 
 
 class Context:
     """Given to tasks declared with `takes_context=True`; anything they call finds it with `current_context()`."""
 
-    __slots__ = ("_claim", "_host", "_log", "_steps", "metadata")
+    __slots__ = ("_began", "_claim", "_host", "_log", "_steps", "metadata")
 
     def __init__(self, claim: Claim, metadata: dict[str, Any], host: Host) -> None:
         self._claim = claim
@@ -74,6 +82,7 @@ class Context:
         self._log: JobLogger | None = None
         self._steps: Steps | None = None
         self.metadata = metadata
+        self._began = time.monotonic_ns()
 
     @property
     def job_id(self) -> str:
@@ -134,8 +143,9 @@ class Context:
         rather give the task a rate.
         """
         wait = self._wait_of(rate, timeout)
-        if wait:
-            time.sleep(wait)
+        until = time.monotonic() + (wait or 0)
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, NAP))  # in the midst of a long one nothing could interrupt it
         return wait is not None
 
     async def atake(self, rate: Rate | str, *, timeout: float | timedelta | None = None) -> bool:
@@ -193,13 +203,14 @@ class Context:
         """What the last `checkpoint` kept, in this attempt or an earlier one."""
         return self._durable.cursor(default)
 
-    def checkpoint(self, cursor: Any) -> None:
-        """Keep how far a long loop is.
+    def checkpoint(self, cursor: Any = _AS_BEFORE) -> None:
+        """Keep how far a long loop is; without a cursor, only see whether to go on.
 
         Where the job should stop, the attempt ends here: cancelled if somebody asked for that, else unspent, so that
-        another worker goes on from this cursor.
+        another worker goes on from the last cursor.
         """
-        self._durable.checkpoint(cursor)
+        if cursor is not _AS_BEFORE:
+            self._durable.checkpoint(cursor)
         if self.stop_requested:
             raise PutBack("stopped at a checkpoint")
 
@@ -231,6 +242,20 @@ class Context:
     achildren = hopping(children)
     asleep = hopping(sleep)
     await_for = hopping(wait_for)
+
+    def complete_with(self, connection: object, result: Any = None) -> None:
+        """End the job in the transaction of a connection to the store's database: with the task's own writes, or not.
+
+        It has succeeded, with that result, when you commit; call this last, and commit before the task returns.
+        ClaimLost where the job is no longer this worker's: let it through, so that your transaction is rolled back.
+        """
+        self._host.complete(self._claim, self._began, result, connection, None)
+
+    async def acomplete_with(self, connection: object, result: Any = None) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop() if is_async(connection) else None
+        await in_thread(self._host.complete, self._claim, self._began, result, connection, loop)
 
     @property
     def _durable(self) -> Steps:
@@ -277,6 +302,11 @@ class _Nobody:
 
     def steps(self, token: Token) -> Steps:
         return Steps(token)
+
+    def complete(
+        self, claim: Claim, began: int, result: Any, connection: object, loop: AbstractEventLoop | None
+    ) -> None:
+        """There is no job to end."""
 
 
 def in_place(task: str, queue: str, priority: int, metadata: Mapping[str, Any], now: int) -> Context:

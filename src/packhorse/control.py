@@ -5,20 +5,20 @@ from __future__ import annotations
 import getpass
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packhorse.clock import length, to_microseconds
 from packhorse.errors import ConfigError, JobNotFound, PayloadError
 from packhorse.hops import hopping, hopping_each
 from packhorse.ids import from_text, to_text
-from packhorse.job import JobState, StoredJob, Token, storable
+from packhorse.job import JobState, Token, storable
 from packhorse.limits import KEY_CAP, PERMITS_CAP, WEIGHT_CAP
 from packhorse.queues import check_name
-from packhorse.stores.contract import Act, Change, Moved, Order, OrderKind, Paused, Selection
+from packhorse.stores.contract import ORDERS, Act, Change, Moved, Order, Paused, Selection, kept_reason
 from packhorse.task import Options
 
 if TYPE_CHECKING:
@@ -40,6 +40,41 @@ class Control:
 
     def cancel(self, ids: Iterable[str], *, reason: str = "cancelled", actor: str | None = None) -> int:
         return self._on(ids, Change(Act.CANCEL), reason, actor)
+
+    def stop(self, ids: Iterable[str], *, reason: str = "", actor: str | None = None) -> int:
+        """As `cancel`, on purpose: such a job is shown as stopped, and `restart` lets it go on."""
+        return self._on(ids, Change(Act.STOP), reason, actor)
+
+    def restart(self, ids: Iterable[str], *, reason: str = "", actor: str | None = None) -> int:
+        """Let failed, cancelled and stopped jobs run again, as `retry` does, and running ones begin anew.
+
+        The worker of a running one is asked to end the attempt, which does not count; any worker may go on with the
+        job, from what its steps and checkpoints have kept.
+        """
+        return self._on(ids, Change(Act.RESTART), reason, actor)
+
+    def reload(
+        self,
+        id: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        reason: str = "",
+        actor: str | None = None,
+    ) -> bool:
+        """Other arguments for a job that has not succeeded, which then runs as after `restart`; False where it has.
+
+        They are signed anew, without an expiry. One that waits for its time or its turn waits on.
+        """
+        raw = known_id(id)
+        job = self._app.store.job(raw)
+        if job is None:
+            raise JobNotFound(to_text(raw))
+        if (task := self._app.known_tasks.get(job.task)) is None:
+            raise ConfigError(f"There is no task {job.task!r} in application {self._app.name!r} to take arguments.")
+        opened = self._app.seals.open_job(raw, job.task, job.payload)
+        payload = task.reloaded(raw, job.task, opened, args, kwargs or {})
+        return self.act(Selection(ids=[raw]), Change(Act.RELOAD, payload=payload), reason=reason, actor=actor) > 0
 
     def retry(self, ids: Iterable[str], *, reason: str = "", actor: str | None = None) -> int:
         return self._on(ids, Change(Act.RETRY), reason, actor)
@@ -80,12 +115,13 @@ class Control:
     ) -> Iterator[Moved]:
         """The same, telling of each batch as soon as it is done."""
         reason, actor = storable(reason, TEXT_CAP), storable(actor or me(), TEXT_CAP)
-        if change.act is Act.CANCEL:
-            change = replace(change, seal=self._app.seals.order(OrderKind.CANCEL, reason or "cancelled"))
+        if (kind := ORDERS.get(change.act)) is not None:
+            change = replace(change, seal=self._app.seals.order(kind, kept_reason(change.act, reason)))
         selections: Iterable[Selection] = [selection]
-        if change.act is Act.RETRY and (left_out := self._lift_expiry(selection, actor, reason)):
+        if change.act in (Act.RETRY, Act.RESTART) and (left_out := self._lift_expiry(selection, actor, reason)):
             log.error("%d jobs are not retried: their expiry is signed with a key that is not here", len(left_out))
-            selections = self._without(selection, left_out)
+            states = ENDED_BADLY if change.act is Act.RETRY else ENDED_BADLY | {JobState.RUNNING}
+            selections = self._without(self._in(selection, states), left_out)
         for part in selections:
             moved = self._app.store.move(part, change, actor, reason)
             yield moved
@@ -100,7 +136,7 @@ class Control:
         the expiry of what it retries, nobody would sign them anew another time.
         """
         left_out = set()
-        for job in self._ended_badly(selection):
+        for job in self._app.inspection.stored_jobs(self._in(selection, ENDED_BADLY), page=500):
             if job.expires_at is None:
                 continue
             raw = from_text(job.id)
@@ -113,12 +149,12 @@ class Control:
                 left_out.add(raw)
         return left_out
 
-    def _ended_badly(self, selection: Selection) -> Iterator[StoredJob]:
-        states = ENDED_BADLY if selection.states is None else ENDED_BADLY & set(selection.states)
-        return iter(self._app.inspection.stored_jobs(replace(selection, states=states), page=500))
+    def _in(self, selection: Selection, states: set[JobState]) -> Selection:
+        return replace(selection, states=states if selection.states is None else states & set(selection.states))
 
     def _without(self, selection: Selection, left_out: set[bytes]) -> Iterator[Selection]:
-        ids = (raw for job in self._ended_badly(selection) if (raw := from_text(job.id)) not in left_out)
+        jobs = self._app.inspection.stored_jobs(selection, page=500)
+        ids = (raw for job in jobs if (raw := from_text(job.id)) not in left_out)
         while part := list(islice(ids, IDS_AT_ONCE)):
             yield replace(selection, ids=part)
 
@@ -206,6 +242,9 @@ class Control:
     # The same for coroutines.
 
     acancel = hopping(cancel)
+    astop = hopping(stop)
+    arestart = hopping(restart)
+    areload = hopping(reload)
     aretry = hopping(retry)
     arun_now = hopping(run_now)
     adiscard = hopping(discard)

@@ -18,7 +18,7 @@ from packhorse.errors import PackhorseError, PayloadError, StoreError
 from packhorse.ids import from_text, new_id
 from packhorse.job import FINISHED, JobState, StoredJob
 from packhorse.masking import masked_url
-from packhorse.queues import Selected, parse_queues
+from packhorse.queues import Selected, local_owner, parse_queues
 from packhorse.signing import PREFIX_SIZE, key_id
 from packhorse.stores.contract import OWN_KEY, Finding, Level, Paused, ProcessView, QueueCounts, Selection
 
@@ -197,7 +197,7 @@ def _deaf(seen: _Seen) -> Iterator[Finding]:
 
 
 def _is_deaf(seen: _Seen, queue: QueueCounts, served: list[Selected]) -> bool:
-    if not queue.of(JobState.READY) or queue.pause is not None:
+    if not queue.of(JobState.READY) or queue.pause is not None or local_owner(queue.queue) is not None:
         return False
     if any(entry.matches(queue.queue) for entries in served for entry in entries):
         return False

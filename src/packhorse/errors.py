@@ -91,6 +91,33 @@ class ClaimLost(PutBack):
         )
 
 
+class NotCommitted(PackhorseError):
+    """The attempt failed: the task returned, and the transaction in which it completed the job was rolled back."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The task called complete_with and returned, but the transaction was not committed. Commit it before the "
+            "task returns, or raise what went wrong."
+        )
+
+
+class Interrupted(PutBack):
+    """Raised inside a task whose worker has to leave, or that an operator stops: it goes back, or is cancelled."""
+
+    def __init__(self, why: str = "the worker has to leave"):
+        super().__init__(why)
+
+
+class TimedOut(PackhorseError):
+    """Raised inside a task that has run longer than its `timeout`.
+
+    It may clean up, or return after all; what does not end soon after is ended by force.
+    """
+
+    def __init__(self, why: str = "The task has run longer than its timeout."):
+        super().__init__(why)
+
+
 # What a caller may meet.
 
 
@@ -120,8 +147,8 @@ class EnqueueError(PackhorseError):
     """The store did not take the job; its own error is the cause.
 
     `enqueued` are the handles of what was written before (nothing, or the first batches of many), `left_out` the calls
-    of the batch that was not. Calls behind that batch were not looked at. Both belong to this process: a pickled copy
-    has neither.
+    that were taken and not written: of that batch, and of the next. Those behind were not looked at. Both belong to
+    this process: a pickled copy has neither.
     """
 
     def __init__(self, why: str, *, enqueued: Sequence[Any] = (), left_out: Sequence[Any] = ()):
@@ -212,7 +239,8 @@ class StoreURLError(ConfigError):
     def __init__(self, url: str, why: str):
         super().__init__(
             f"Cannot use the store URL {masked_url(url)!r}: {why}. "
-            "Give one like sqlite:///packhorse.db (relative), sqlite:////var/lib/shop/jobs.db (absolute) or memory://."
+            "Give one like sqlite:///packhorse.db (relative), sqlite:////var/lib/shop/jobs.db (absolute), "
+            "postgresql://user@host/database or memory://."
         )
 
 

@@ -8,12 +8,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from packhorse.errors import ConfigError, EnqueueError, NotFinished
-from packhorse.handle import WAIT_SLICE, JobHandle
+from packhorse.handle import JobHandle
 from packhorse.hops import hopping
 from packhorse.ids import from_text, new_id, to_text
 from packhorse.job import JobState, Need, NewJob, Parent, StoredJob
 from packhorse.stores.contract import NOT_NEEDED, Act, Change, Selection
-from packhorse.task import BaseTask, Call, Reference
+from packhorse.task import (
+    CALLBACK_NAMES,
+    CALLBACKS,
+    FAILURE,
+    FINISH,
+    SUCCESS,
+    BaseTask,
+    Call,
+    Callback,
+    Reference,
+    TakesOne,
+    check_callback,
+    made_callback,
+)
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
@@ -22,8 +35,6 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 PAGE = 1_000
-SUCCESS, FAILURE, FINISH = -1, -2, -3  # the places of a batch's callbacks
-CALLBACKS = {SUCCESS: Need.SUCCESS, FAILURE: Need.FAILURE, FINISH: Need.END}
 OnFailure = Literal["stop", "continue"]
 
 
@@ -45,9 +56,15 @@ class Node(Generic[R_co]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group(Generic[R_co]):
-    """Jobs side by side."""
+    """Jobs side by side. What comes after an empty one comes after those that it would have come after itself."""
 
     nodes: tuple[Node[R_co], ...]
+    after: tuple[Node[Any], ...] = ()
+
+    @property
+    def lasts(self) -> tuple[Node[Any], ...]:
+        """Those to wait for."""
+        return self.nodes or self.after
 
     @property
     def results(self) -> list[R_co]:
@@ -86,7 +103,7 @@ class Flow:
         need = _need(on_failure)
         parents = {node.id: Parent(node.id, need) for node in self._nodes_of(after)}
         for reference in call.references.values():
-            for node in (reference.node,) if reference.node is not None else reference.group.nodes:
+            for node in (reference.node,) if reference.node is not None else reference.group.lasts:
                 self._own(node)
                 parents.setdefault(node.id, Parent(node.id, need))
         return self._take(Node(self, call, tuple(parents.values())))
@@ -105,7 +122,7 @@ class Flow:
     ) -> Group[R]:
         """Jobs side by side."""
         before = self._nodes_of(after)
-        return Group(tuple(self.add(call, after=before, on_failure=on_failure) for call in calls))
+        return Group(tuple(self.add(call, after=before, on_failure=on_failure) for call in calls), before)
 
     def include(
         self, other: Flow, *, after: Node[Any] | Group[Any] | Sequence[Node[Any] | Group[Any]] = ()
@@ -125,7 +142,7 @@ class Flow:
 
     def _nodes_of(self, after: Any) -> tuple[Node[Any], ...]:
         if isinstance(after, Group):
-            nodes = after.nodes
+            nodes = after.lasts
         elif isinstance(after, Node):
             nodes = (after,)
         else:
@@ -141,58 +158,80 @@ class Flow:
     # Enqueueing.
 
     def enqueue(self) -> FlowHandle:
-        app = self._app()
-        app.write([node.call for node in self.nodes], self._jobs)
-        return FlowHandle(app, self._raw_id)
+        """One of no jobs is not written: it has ended, with no results."""
+        calls = self._calls()
+        apps = {call.task.app for call in calls}
+        if len(apps) > 1:
+            raise ConfigError("All jobs of a flow belong to one application.")
+        for app in apps:
+            app.write(calls, self._jobs)
+        return FlowHandle(next(iter(apps), None), self._raw_id)
 
     aenqueue = hopping(enqueue)
 
-    def _jobs(self) -> list[NewJob]:
-        places = {node.id: place for place, node in enumerate(self.nodes)}
-        return [
-            node.call.new_job(node.id, {name: self._said(it, places) for name, it in node.call.references.items()})
-            ._replace(after=node.parents, member=(self._raw_id, place))
-            for place, node in enumerate(self.nodes)
-        ]  # fmt: skip
+    def _calls(self) -> list[Call[Any]]:
+        return [node.call for node in self.nodes]
 
-    def _said(self, reference: Reference, places: Mapping[bytes, int]) -> list[Any]:
+    def _jobs(self) -> list[NewJob]:
+        ids = self._dealt()
+        places = {node.id: place for place, node in enumerate(self.nodes)}
+        jobs = []
+        for place, node in enumerate(self.nodes):
+            results = {name: self._said(it, places, ids) for name, it in node.call.references.items()}
+            after = tuple(Parent(ids[parent.id], parent.need) for parent in node.parents)
+            job = node.call.new_job(ids[node.id], results)
+            jobs.append(job._replace(after=after, member=(self._raw_id, place)))
+        return sorted(jobs, key=lambda job: job.id)
+
+    def _dealt(self) -> dict[bytes, bytes]:
+        """The ids again, in the order in which jobs can run: those that run together lie together in the store."""
+        depth: dict[bytes, int] = {}
+        for node in self.nodes:
+            depth[node.id] = 1 + max((depth[parent.id] for parent in node.parents), default=0)
+        order = sorted(depth, key=depth.__getitem__)
+        return dict(zip(order, sorted(depth), strict=True))
+
+    def _said(self, reference: Reference, places: Mapping[bytes, int], ids: Mapping[bytes, bytes]) -> list[Any]:
         """What it refers to, as metadata say it: a job, or places of the flow, one by one where others are between."""
         if reference.node is not None:
-            return [reference.node.id.hex()]
+            return [ids[reference.node.id].hex()]
         found = [places[node.id] for node in reference.group.nodes]
         first = found[0] if found else 0
         if found == list(range(first, first + len(found))):
             return [self._raw_id.hex(), first, len(found)]
         return [self._raw_id.hex(), found]
 
-    def _app(self) -> Packhorse:
-        if not self.nodes:
-            raise ConfigError("This flow has no jobs.")
-        app = self.nodes[0].call.task.app
-        if any(node.call.task.app is not app for node in self.nodes):
-            raise ConfigError("All jobs of a flow belong to one application.")
-        return app
-
 
 class Batch(Flow):
     """Jobs side by side and what follows from all of them, which may grow while it runs.
 
     `on_success` begins when all have succeeded, `on_failure` with the first that has not, `on_finish` when all have
-    ended. Those that are not needed are cancelled.
+    ended; where there are none, the first and the last begin at once. Those that are not needed are cancelled. Each is
+    a call, or a task that gets the id of the batch.
     """
 
     def __init__(
         self,
         calls: Iterable[Call[Any]] = (),
         *,
-        on_success: Call[Any] | None = None,
-        on_failure: Call[Any] | None = None,
-        on_finish: Call[Any] | None = None,
+        on_success: Callback | None = None,
+        on_failure: Callback | None = None,
+        on_finish: Callback | None = None,
     ) -> None:
         super().__init__()
-        given = {SUCCESS: on_success, FAILURE: on_failure, FINISH: on_finish}
-        self._callbacks = {place: call for place, call in given.items() if call is not None}
+        self._callbacks: dict[int, Call[Any]] = {}
+        for place, callback in {SUCCESS: on_success, FAILURE: on_failure, FINISH: on_finish}.items():
+            if callback is not None:
+                check_callback(CALLBACK_NAMES[place], callback)
+                self._callbacks[place] = made_callback(callback, self._raw_id)
         self.group(calls)
+
+    def _wanted(self) -> dict[int, Call[Any]]:
+        """Of no jobs none can fail."""
+        return {place: call for place, call in self._callbacks.items() if self.nodes or place != FAILURE}
+
+    def _calls(self) -> list[Call[Any]]:
+        return [*super()._calls(), *self._wanted().values()]
 
     def _jobs(self) -> list[NewJob]:
         members = super()._jobs()
@@ -200,15 +239,43 @@ class Batch(Flow):
             call.new_job()._replace(
                 after=tuple(Parent(job.id, CALLBACKS[place]) for job in members), member=(self._raw_id, place)
             )
-            for place, call in self._callbacks.items()
+            for place, call in self._wanted().items()
         ]
         return [*members, *callbacks]
 
 
-class FlowHandle:
-    """A flow that was enqueued, here or elsewhere."""
+class Mapped(Generic[R_co]):
+    """A job of one task for each of many items: what `task.map(...)` makes.
 
-    def __init__(self, app: Packhorse, id: bytes) -> None:
+    It stands wherever calls do, or is enqueued by itself. Calls are made as they are needed, so that many take no room.
+    """
+
+    def __init__(self, task: BaseTask[..., R_co], items: Iterable[Any], *, spread: bool) -> None:
+        iter(items)  # an error here is better than one later
+        self._task = task
+        self._items = items
+        self._spread = spread
+
+    def __iter__(self) -> Iterator[Call[R_co]]:
+        call = self._task.call
+        return (call(*item) for item in self._items) if self._spread else (call(item) for item in self._items)
+
+    def enqueue(self) -> FlowHandle:
+        """One write per `batch_size`; each batch is all or none, and EnqueueError says what was written."""
+        flow = new_id()
+        self._task.app.write_many(self, flow)
+        return FlowHandle(self._task.app, flow)
+
+    aenqueue = hopping(enqueue)
+
+    def __repr__(self) -> str:
+        return f"<Mapped {self._task.name}>"
+
+
+class FlowHandle:
+    """A flow that was enqueued, here or elsewhere; without an application it is one of no jobs."""
+
+    def __init__(self, app: Packhorse | None, id: bytes) -> None:
         self._app = app
         self._raw_id = id
 
@@ -218,7 +285,7 @@ class FlowHandle:
 
     def counts(self) -> dict[JobState, int]:
         """How many of its jobs are in which state."""
-        counts = self._app.store.flow_counts(self._raw_id)
+        counts = {} if self._app is None else self._app.store.flow_counts(self._raw_id)
         return {state: counts[state] for state in JobState if state in counts}
 
     @property
@@ -227,28 +294,33 @@ class FlowHandle:
 
     def jobs(self) -> Iterator[JobHandle[Any]]:
         """In the order they were added."""
-        return (JobHandle(self._app, from_text(job.id)) for job in self._stored())
+        return (handle for handle, _ in self._stored())
 
-    def _stored(self) -> Iterator[StoredJob]:
+    def _stored(self) -> Iterator[tuple[JobHandle[Any], StoredJob]]:
+        if self._app is None:
+            return
         after = -1
         while page := self._app.store.members(self._raw_id, after, PAGE):
-            yield from (job for _, job in page)
+            yield from ((JobHandle(self._app, from_text(job.id)), job) for _, job in page)
             after = page[-1][0]
 
     def add(self, calls: Iterable[Call[Any]]) -> list[JobHandle[Any]]:
         """More jobs for a batch, as long as one of its callbacks waits; those that do wait for them too."""
         calls = list(calls)
+        if not calls:
+            return []
+        self._app = app = self._app or calls[0].task.app
         while True:
             before = self._waiting_callbacks()
             try:
-                return self._add(calls, before)
+                return self._add(app, calls, before)
             except EnqueueError:
                 if self._waiting_callbacks() == before:  # else one of them was settled meanwhile, and others wait on
                     raise
 
-    def _add(self, calls: list[Call[Any]], before: tuple[Parent, ...]) -> list[JobHandle[Any]]:
-        ids = self._app.write(calls, lambda: [self._more(call, before) for call in calls])
-        return [JobHandle(self._app, id) for id in ids]
+    def _add(self, app: Packhorse, calls: list[Call[Any]], before: tuple[Parent, ...]) -> list[JobHandle[Any]]:
+        ids = app.write(calls, lambda: [self._more(call, before) for call in calls])
+        return [JobHandle(app, id) for id in ids]
 
     def _more(self, call: Call[Any], before: tuple[Parent, ...]) -> NewJob:
         job = call.new_job()
@@ -262,25 +334,28 @@ class FlowHandle:
         return tuple(Parent(from_text(job.id), CALLBACKS[place]) for place, job in waiting.items())
 
     def _callbacks(self) -> dict[int, StoredJob]:
+        if self._app is None:
+            return {}
         found = self._app.store.members(self._raw_id, min(CALLBACKS) - 1, len(CALLBACKS))
         return {place: job for place, job in found if place in CALLBACKS}
 
     def wait(self, timeout: float | None = None) -> dict[JobState, int]:
         """Until all its jobs have finished; NotFinished where that takes longer."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            counts = self.counts()
-            if all(state.finished for state in counts):
-                return counts
-            left = WAIT_SLICE if deadline is None else min(WAIT_SLICE, deadline - time.monotonic())
-            if left <= 0:
-                raise NotFinished(self.id, "unfinished", timeout or 0)
-            unfinished = [from_text(job.id) for job in self._stored() if not job.finished][-1:]
-            self._app.store.wait_jobs(unfinished, left)
+        while not self.finished:
+            for handle, job in self._stored():
+                while not job.finished and not handle._ended_within(deadline):
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise NotFinished(self.id, "unfinished", timeout or 0)
+        return self.counts()
 
     def results(self) -> list[Any]:
         """Of all its jobs, in the order they were added; raises what the first that did not succeed would."""
-        return [handle.result(timeout=0) for handle in self.jobs()]
+        # Those that did not succeed are looked at once more, with all that is known of them.
+        return [
+            handle._outcome(job) if job.state is JobState.SUCCEEDED else handle.result(timeout=0)
+            for handle, job in self._stored()
+        ]
 
     def cancel(self, *, reason: str = "cancelled", actor: str | None = None) -> int:
         """All that has not finished."""
@@ -294,6 +369,8 @@ class FlowHandle:
         return self._act(Act.RETRY, reason, actor, needed if len(needed) < len(callbacks) else None)
 
     def _act(self, act: Act, reason: str, actor: str | None, ids: list[bytes] | None = None) -> int:
+        if self._app is None:
+            return 0
         return self._app.control.act(Selection(ids, flow=self._raw_id), Change(act), reason=reason, actor=actor)
 
     acounts = hopping(counts)
@@ -316,16 +393,20 @@ class FlowHandle:
 # Spelled shorter.
 
 
-def chain(*steps: Call[Any] | BaseTask[..., Any]) -> Flow:
-    """One after the other. A task instead of a call gets the result of the step before it."""
+def chain(*steps: Call[Any] | Mapped[Any] | BaseTask[..., Any]) -> Flow:
+    """One after the other. A task instead of a call gets the result of the step before it, or the list of a map's."""
     flow = Flow()
-    last: Node[Any] | None = None
+    last: Node[Any] | Group[Any] | None = None
     for step in steps:
+        after = () if last is None else last
+        if isinstance(step, Mapped):
+            last = flow.group(step, after=after)
+            continue
         if isinstance(step, BaseTask):
             if last is None:
                 raise ConfigError("The first step of a chain is a call: task.call(…).")
-            step = step.call(last.result)
-        last = flow.add(step, after=() if last is None else last)
+            step = step.call(last.results if isinstance(last, Group) else last.result)
+        last = flow.add(step, after=after)
     return flow
 
 
@@ -336,7 +417,7 @@ def group(calls: Iterable[Call[Any]]) -> Flow:
     return flow
 
 
-def chord(calls: Iterable[Call[R]], then: BaseTask[[list[R]], Any], *, on_failure: OnFailure = "stop") -> Flow:
+def chord(calls: Iterable[Call[R]], then: TakesOne[list[R], Any], *, on_failure: OnFailure = "stop") -> Flow:
     """Side by side, and then a task that gets the list of their results."""
     flow = Flow()
     members = flow.group(calls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from packhorse.context import Progress
 from packhorse.errors import JobCancelled, JobFailed, JobNotFound, NotFinished, PayloadError, ResultUnavailable
@@ -72,13 +72,18 @@ class JobHandle(Generic[R_co]):
 
     def _wait_slice(self, deadline: float | None) -> StoredJob | None:
         """The job, once it has finished; an operator may have sent it round again between the two looks."""
-        left = WAIT_SLICE if deadline is None else min(WAIT_SLICE, max(0.0, deadline - time.monotonic()))
-        if not self._app.store.wait_jobs([self._raw_id], left):
+        if not self._ended_within(deadline):
             return None
         job = self._stored()
         return job if job.finished else None
 
+    def _ended_within(self, deadline: float | None) -> bool:
+        """Wait for a slice of the time that is left; whether it has ended, or is gone."""
+        left = WAIT_SLICE if deadline is None else min(WAIT_SLICE, max(0.0, deadline - time.monotonic()))
+        return bool(self._app.store.wait_jobs([self._raw_id], left))
+
     def _outcome(self, job: StoredJob) -> R_co:
+        """What the finished job gave; or it is raised."""
         match job.state:
             case JobState.FAILED:
                 unknown = Failure(FailureKind.EXCEPTION, "unknown", "not recorded")
@@ -99,6 +104,27 @@ class JobHandle(Generic[R_co]):
 
     async def acancel(self, reason: str = "cancelled") -> bool:
         return await in_thread(self.cancel, reason)
+
+    def stop(self, reason: str = "") -> bool:
+        """As `cancel`, on purpose: it is shown as stopped, and `restart` lets it go on."""
+        return self._app.control.stop([self.id], reason=reason) > 0
+
+    async def astop(self, reason: str = "") -> bool:
+        return await in_thread(self.stop, reason)
+
+    def restart(self, reason: str = "") -> bool:
+        """Let it run again: now if it has failed or was cancelled, after its worker has ended it if it runs."""
+        return self._app.control.restart([self.id], reason=reason) > 0
+
+    async def arestart(self, reason: str = "") -> bool:
+        return await in_thread(self.restart, reason)
+
+    def reload(self, *args: Any, **kwargs: Any) -> bool:
+        """The same with other arguments; False where it has succeeded."""
+        return self._app.control.reload(self.id, args, kwargs)
+
+    async def areload(self, *args: Any, **kwargs: Any) -> bool:
+        return await in_thread(self.reload, *args, **kwargs)
 
     def retry(self, reason: str = "") -> bool:
         """Perform a failed or cancelled job again, with fresh attempts; False where it is neither."""

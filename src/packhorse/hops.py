@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextvars import copy_context
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,3 +45,37 @@ async def hopping_each(pages: Iterable[Iterable[T]]) -> AsyncIterator[T]:
 def _next_page(pages: Iterator[Iterable[T]]) -> list[T] | None:
     page = next(pages, None)
     return None if page is None else list(page)
+
+
+class Behind:
+    """Does one thing in a thread of its own while its owner prepares the next; or `here`, where only this thread may.
+
+    A block: nothing is left running behind it.
+    """
+
+    def __init__(self, *, here: bool) -> None:
+        self._here = here
+        self._threads: ThreadPoolExecutor | None = None
+        self._pending: Callable[[], list[Any]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def do(self, work: Callable[[], list[T]]) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        if self._here:
+            self._pending = work
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, "packhorse-behind")
+        self._pending = self._threads.submit(copy_context().run, work).result
+
+    def collect(self) -> list[Any]:
+        """What came of it, once; nothing, where nothing was to do."""
+        pending, self._pending = self._pending, None
+        return [] if pending is None else pending()

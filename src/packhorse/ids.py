@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import uuid
@@ -37,6 +38,12 @@ def new_ids(count: int) -> list[bytes]:
 def _make(instant: int, noise: bytes) -> bytes:
     high = (instant >> _ORDER_BITS << 16) | 0x7000 | (instant & 0xFFF)
     return high.to_bytes(8, "big") + bytes((noise[0] & 0x3F | 0x80,)) + noise[1:]
+
+
+def child_id(parent: bytes, name: str, place: int) -> bytes:
+    """The same for the same job, name and place, whoever asks; as old as its parent, in the form of other ids."""
+    digest = hashlib.sha256(b"%b\0%b\0%d" % (parent, name.encode("utf-8", "surrogatepass"), place)).digest()
+    return parent[:6] + bytes([0x70 | digest[0] & 0x0F, digest[1], 0x80 | digest[2] & 0x3F]) + digest[3:10]
 
 
 def to_text(id: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -29,6 +29,11 @@ class JobState(StrEnum):
 
 
 FINISHED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+STOPPED = "stopped"  # how the reason of a job begins that an operator stopped
+
+
+def stopped_reason(why: str) -> str:
+    return f"{STOPPED}: {why}" if why else STOPPED
 
 
 class FailureKind(StrEnum):
@@ -140,7 +145,8 @@ class NewJob(NamedTuple):
 
     `ageing` is how many microseconds of waiting make up for one point of priority; 0: none ever do. It waits until all
     those have ended `after` which it comes, and comes itself `before` others, which must still wait. `member` is its
-    flow and its place in it.
+    flow and its place in it. `callbacks` come after it and are inserted if it is: not where another job stands for it,
+    nor where it was there already. They are members of the flow that has its id, and have no unique keys.
     """
 
     id: bytes
@@ -159,6 +165,15 @@ class NewJob(NamedTuple):
     after: tuple[Parent, ...] = ()
     before: tuple[Parent, ...] = ()
     member: tuple[bytes, int] | None = None
+    callbacks: tuple[NewJob, ...] = ()
+
+
+def with_callbacks(jobs: Iterable[NewJob]) -> Iterator[NewJob]:
+    """They and theirs."""
+    for job in jobs:
+        yield job
+        if job.callbacks:
+            yield from with_callbacks(job.callbacks)
 
 
 class Claim(NamedTuple):
@@ -229,6 +244,11 @@ class _Known:
     @property
     def finished(self) -> bool:
         return self.state.finished
+
+    @property
+    def stopped(self) -> bool:
+        """An operator stopped it on purpose, and may restart it."""
+        return self.state is JobState.CANCELLED and (self.reason or "").partition(": ")[0] == STOPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,35 @@ class Terms(NamedTuple):
 FREE = Terms()
 
 
+class NotYetKnown(BaseException):
+    """A key was to be made of an argument that is still to come.
+
+    No Exception, so that the `except` of a key function does not make a key of it.
+    """
+
+
+class ToCome:
+    """Stands, among the arguments that keys are made of, for one that is not known yet: it can be passed on, not used.
+
+    Only whether it *is* something, as in `is None`, cannot be noticed.
+    """
+
+    __slots__ = ()
+
+    def _used(self, *args: object) -> Any:
+        raise NotYetKnown
+
+    __class__ = property(_used)
+    __getattr__ = __getitem__ = __iter__ = __len__ = __contains__ = __call__ = __bool__ = _used
+    __str__ = __repr__ = __format__ = __bytes__ = __hash__ = __eq__ = __ne__ = _used
+    __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = __round__ = __fspath__ = _used
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _used
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __and__ = __rand__ = __or__ = __ror__ = _used
+
+
+TO_COME = ToCome()
+
+
 # As declared.
 
 

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from packhorse.clock import LONGEST, SECOND, to_microseconds
 from packhorse.clock import length as microseconds
-from packhorse.cron import Cron, cron
+from packhorse.crontab import Cron, cron
 from packhorse.errors import ConfigError
 from packhorse.zones import moment_of, wall_at
 

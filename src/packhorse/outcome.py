@@ -6,11 +6,21 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from packhorse.clock import SECOND, length
-from packhorse.errors import Cancel, ProcessExitError, ProcessPrunedError, PutBack, Retry, Snooze, TaskError
+from packhorse.errors import (
+    Cancel,
+    ProcessExitError,
+    ProcessPrunedError,
+    PutBack,
+    Retry,
+    Snooze,
+    TaskError,
+    TimedOut,
+)
 from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, Token, message_of, storable
 from packhorse.retry import RetryPolicy
 
 MAX_LOSSES = 3
+INNOCENT_AFTER = 3_600 * SECOND  # of running: what kills its worker does so sooner
 STRAY_CAP = 60 * SECOND
 STRAY_STEPS = (STRAY_CAP // SECOND).bit_length()  # waits below the cap: 1, 2, 4 … 32 s
 _SUCCEEDED = JobState.SUCCEEDED
@@ -38,6 +48,7 @@ class Outcome(NamedTuple):
     result_ttl microseconds its result is kept, None as long as the job
     awaits     a signal that makes the SCHEDULED job due before its time
     after      jobs that the SCHEDULED one waits for, however they end
+    written    the store has it already: the task wrote it in a transaction of its own
     """
 
     token: Token
@@ -56,6 +67,7 @@ class Outcome(NamedTuple):
     result_ttl: int | None = None
     awaits: Awaits | None = None
     after: tuple[bytes, ...] = ()
+    written: bool = False
 
     @property
     def size(self) -> int:
@@ -155,16 +167,30 @@ def decide_lost(
     owner: bytes | None = None,
     duration: int | None = None,
 ) -> Outcome:
-    """The verdict on an orphan: run again in place, or fail once it was lost too often."""
+    """The verdict on an orphan: run again in place, or fail once it was lost too often.
+
+    Over months an endless job loses some workers through no fault of its own: those after a long run do not count.
+    """
     failure = Failure.of(error, FailureKind.WORKER_LOST).encode()
-    failed = fail_at_once or claim.losses + 1 >= max_losses
+    counts = fail_at_once or duration is None or duration < INNOCENT_AFTER
+    failed = fail_at_once or (counts and claim.losses + 1 >= max_losses)
     state = JobState.FAILED if failed else JobState.READY
-    return Outcome(claim.token, state, spent=False, lost=True, duration=duration, failure=failure, owner=owner)
+    return Outcome(claim.token, state, spent=False, lost=counts, duration=duration, failure=failure, owner=owner)
 
 
 def heed(outcome: Outcome, asked: str) -> Outcome:
     """An operator asked for the job's end: it must not come back."""
+    if outcome.state.finished:
+        return outcome
     return outcome._replace(state=JobState.CANCELLED, delay=0, reason=asked)
+
+
+def go_back(outcome: Outcome) -> Outcome:
+    """An operator asked for another start: however this attempt ended, unless it did its work, it does not count."""
+    if outcome.state is JobState.SUCCEEDED:
+        return outcome
+    back = outcome._replace(state=JobState.READY, spent=False, delay=0, reason=None, keep=None)
+    return back._replace(awaits=None, after=())
 
 
 def broken(token: Token, error: BaseException) -> Outcome:
@@ -192,4 +218,4 @@ def _asked_wait(error: Retry, policy: RetryPolicy, attempt: int) -> int:
 def _kind(error: BaseException) -> FailureKind:
     if isinstance(error, TaskError | Retry):
         return FailureKind.ERROR
-    return FailureKind.EXCEPTION
+    return FailureKind.TIMEOUT if isinstance(error, TimedOut) else FailureKind.EXCEPTION

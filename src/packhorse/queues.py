@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from packhorse.errors import ConfigError
+from packhorse.ids import from_text, to_text
 
+LOCAL = "~"  # how the name of a queue begins that one process alone serves; it sorts behind all others
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -29,7 +31,7 @@ class Entry(NamedTuple):
     def matches(self, queue: object) -> bool:
         if not isinstance(queue, str):  # a store's file may hold anything
             return False
-        return queue.startswith(self.text) if self.wildcard else queue == self.text
+        return queue.startswith(self.text) and queue[:1] != LOCAL if self.wildcard else queue == self.text
 
     def __str__(self) -> str:
         return self.text + "*" * self.wildcard
@@ -37,6 +39,18 @@ class Entry(NamedTuple):
 
 Selected = tuple[Entry, ...]
 EVERYTHING: Selected = (Entry("", True),)
+
+
+def local_queue(process: bytes) -> str:
+    return LOCAL + to_text(process)
+
+
+def local_owner(queue: object) -> bytes | None:
+    """The process that alone serves the queue; None where anybody may."""
+    try:
+        return from_text(queue[1:]) if isinstance(queue, str) and queue[:1] == LOCAL else None
+    except ValueError:
+        return None
 
 
 def parse_queues(queues: str | Iterable[str]) -> Selected:

@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 from typing import Any, Literal, NamedTuple
 
 from packhorse.clock import SECOND, length, to_microseconds
-from packhorse.cron import Cron
+from packhorse.crontab import Cron
 from packhorse.errors import ConfigError
 from packhorse.moments import Calendar, Every, Once, Rule, check_time, moment_at, parse_rule, shown
 from packhorse.zones import zone_named

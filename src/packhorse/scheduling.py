@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 from packhorse.clock import to_datetime
 from packhorse.context import MOMENT
 from packhorse.control import TEXT_CAP, me
-from packhorse.errors import ConfigError, PackhorseError, ScheduleNotFound
+from packhorse.errors import ConfigError, PackhorseError, ScheduleNotFound, StoreError
 from packhorse.handle import JobHandle
 from packhorse.hops import hopping, hopping_each
-from packhorse.ids import to_text
+from packhorse.ids import new_id, to_text
 from packhorse.job import NewJob, storable
 from packhorse.limits import Hold
 from packhorse.moments import Rule, parse_rule
 from packhorse.queues import check_name
 from packhorse.schedule import Misfire, Overlap, Schedule, make_schedule
 from packhorse.stores.contract import StoredSchedule, Tick
-from packhorse.task import BaseTask, Call, Options
+from packhorse.task import BaseTask, Call, Options, pack_foreign
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -224,11 +224,11 @@ class Schedules:
         """ConfigError where the code declares it."""
         _check_own(self._row_of(key))
 
-    def run_now(self, key: str) -> JobHandle[Any]:
+    def run_now(self, key: str, *, reason: str = "", actor: str | None = None) -> JobHandle[Any]:
         """One job of it now, besides its moments."""
         row = self._row_of(key)
         job = self.job_of(row, self._app.clock.now())._replace(run_at=None)
-        [id] = self._app.store.insert([job])
+        id = self._app.writing.run_schedule(job, _text(actor or me()), _text(reason))
         self._app.tell_enqueued([job])
         return JobHandle(self._app, id)
 
@@ -304,17 +304,20 @@ class Schedules:
     # Rows.
 
     def _call(self, it: Declared) -> Call[Any]:
-        _check_codec(it.task)
         return it.task.call(*it.args, **it.kwargs)
 
     def _declared_row(self, it: Declared) -> StoredSchedule:
         try:
-            return self._row(it.key, self._call(it), it)
+            call = self._call(it)
+            row = self._row(it.key, call, it)
+            return replace(row, fingerprint=f"{_hashed(_when_and_what(row))}.{self._mark(it, call)}")
+        except StoreError:
+            raise
         except Exception as error:
             text = storable(_said(error), TEXT_CAP)
         bare = StoredSchedule(key=it.key, task=it.task.name, rule="", payload=b"", queue=it.queue_name, error=text)
         row = replace(_with_schedule(bare, it.schedule), priority=it.priority)
-        return replace(row, fingerprint=self._fingerprint(row, text.encode()))
+        return replace(row, fingerprint=f"{_hashed(_when_and_what(row))}.{_hashed(text.encode())}")
 
     def _make(self, rule: Rule | str, bounds: Mapping[str, Any]) -> Schedule:
         return make_schedule(rule, **{"zone": self._app.settings.time_zone, **bounds})
@@ -331,19 +334,37 @@ class Schedules:
             priority=it.priority,
             next_at=due.moments[0] if due.moments else due.next,
         )
-        row = _with_schedule(row, it.schedule)
-        return replace(row, fingerprint=self._fingerprint(row, call.encoded.body))
+        return _with_schedule(row, it.schedule)
 
-    def _fingerprint(self, row: StoredSchedule, body: bytes) -> str:
-        """Tells whether the code says the same as before. Of encrypted arguments not even a hash gets out."""
-        when = (row.rule, row.zone, row.start, row.end, row.repeats, row.jitter, row.misfire, row.grace, row.overlap)
-        what = (row.task, row.queue, row.priority)
-        shown = b"" if self._app.seals.encrypted else body
-        return hashlib.sha256(repr((when, what)).encode() + b"\0" + shown).hexdigest()
+    def _mark(self, it: Declared, call: Call[Any]) -> str:
+        """The part of a fingerprint that stays the same as long as the arguments do.
+
+        Of encrypted arguments not even a hash gets out, and a codec of one's own may write the same value in two ways.
+        So these are held against what the store has, and a mark is kept, or made anew.
+        """
+        if call.task.stored.codec is None and not self._app.seals.encrypted:
+            return _hashed(call.encoded.body)
+        old = self._app.store.schedule(it.key)
+        if old is not None and old.source == self._app.name and self._says_the_same(old, it, call):
+            return old.fingerprint.rpartition(".")[2]
+        return new_id().hex()
+
+    def _says_the_same(self, old: StoredSchedule, it: Declared, call: Call[Any]) -> bool:
+        try:
+            opened = self._app.opening.open_template(it.key, it.task.name, old.payload)
+            if not opened.foreign or it.task.stored.codec is None:
+                return opened.body == call.encoded.body
+            args, kwargs, _ = it.task.as_sent(opened)
+            return bool((args, kwargs) == ([*it.args], {**it.kwargs}))
+        except Exception:  # it was sealed otherwise, or its values cannot be compared
+            return False
 
     def _sealed(self, key: str, call: Call[Any]) -> bytes:
-        _check_codec(call.task)
-        return self._app.seals.template(key, call.task.name, call.encoded, version=call.task.stored.version)
+        task, encoded = call.task, call.encoded
+        foreign = task.stored.codec is not None
+        if foreign:
+            encoded = pack_foreign(encoded, self._app.codec, {})
+        return self._app.seals.template(key, task.name, encoded, version=task.stored.version, foreign=foreign)
 
     def _row_of(self, key: str) -> StoredSchedule:
         row = self._app.store.schedule(key)
@@ -453,9 +474,13 @@ def _check_own(row: StoredSchedule) -> None:
         )
 
 
-def _check_codec(task: BaseTask[..., Any]) -> None:
-    if task.stored.codec is not None:
-        raise ConfigError(f"Task {task.name!r} has a codec of its own, which schedules do not keep yet.")
+def _when_and_what(row: StoredSchedule) -> bytes:
+    when = (row.rule, row.zone, row.start, row.end, row.repeats, row.jitter, row.misfire, row.grace, row.overlap)
+    return repr((when, (row.task, row.queue, row.priority))).encode()
+
+
+def _hashed(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _said(error: Exception) -> str:

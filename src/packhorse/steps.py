@@ -6,16 +6,17 @@ no longer has the job keeps nothing.
 
 from __future__ import annotations
 
-import hashlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from packhorse.clock import LONGEST, length
-from packhorse.errors import ClaimLost, ConfigError, DuplicateStep, PutBack, SignalTimeout
-from packhorse.ids import from_text, to_text
+from packhorse.clock import LONGEST, SECOND, length
+from packhorse.errors import ClaimLost, ConfigError, DuplicateStep, PutBack, SignalTimeout, StoreUnavailable
+from packhorse.ids import child_id, from_text, to_text
 from packhorse.job import Token
 from packhorse.outcome import Awaits
 from packhorse.queues import check_name
@@ -27,11 +28,14 @@ if TYPE_CHECKING:
     from packhorse.app import Packhorse
     from packhorse.task import Call
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 STEP, CURSOR, SLEEP, WAIT, CHILDREN = "step", "cursor", "sleep", "wait", "children"
 KINDS = frozenset({STEP, CURSOR, SLEEP, WAIT, CHILDREN, SIGNAL})
 NAME_CAP = 200
+WAITS = (0.05, 0.2, 0.5, 1.0)  # seconds before a store is asked again
+AGAIN = 5 * SECOND
 IDS_AT_ONCE = 500
 
 
@@ -103,7 +107,7 @@ class Steps:
         self._use(SLEEP, name)
         if self._app is None or wait == 0:
             return
-        kept, now = self._kept(SLEEP, name), self._app.store.now()
+        kept, now = self._kept(SLEEP, name), patiently(self._app.store.now)
         wake_at = now + wait if kept is None else kept.value
         if kept is None:
             self._keep(SLEEP, name, wake_at, "a sleep")
@@ -123,7 +127,7 @@ class Steps:
             raise SignalTimeout(signal)
         if (found := self._next_signal(signal)) is not None:
             return found.value
-        now = self._app.store.now()
+        now = patiently(self._app.store.now)
         if patience is not None and until is None:
             until = now + patience
         delay = LONGEST if until is None else until - now
@@ -141,7 +145,7 @@ class Steps:
         entry = min((entry for entry in of_name if entry > signal_entry(name, after)), default=None)
         if entry is not None:
             data = self._loaded()[SIGNAL, entry]
-        elif kept := self._app.store.signals(name, after, 1):
+        elif kept := patiently(self._app.store.signals, name, after, 1):
             entry, data = signal_entry(name, kept[0].n), kept[0].data
             self._record(SIGNAL, entry, data)
         else:
@@ -162,14 +166,14 @@ class Steps:
             # Their ids are found the same way in every attempt: what a crash left half done is not done twice.
             jobs = [call.new_job(child_id(self._token.id, name, place)) for place, call in enumerate(calls)]
             for batch in _batches(jobs, self._app.settings.batch_size):
-                self._app.store.insert(batch)
+                patiently(self._app.store.insert, batch)
                 self._app.tell_enqueued(list(batch))
             self._keep(CHILDREN, name, len(jobs), "how many children there are")
             kept = Found(len(jobs))
         ids = [child_id(self._token.id, name, place) for place in range(kept.value)]
         unfinished = set()
         for part in _batches(ids, IDS_AT_ONCE):
-            found = self._app.store.jobs(Selection(ids=part), limit=IDS_AT_ONCE)
+            found = patiently(partial(self._app.store.jobs, Selection(ids=part), limit=IDS_AT_ONCE))
             unfinished |= {from_text(job.id) for job in found if not job.finished}
         if unfinished:
             raise PutBack(f"waits for {len(unfinished)} children", delay=0, after=tuple(sorted(unfinished)))
@@ -192,7 +196,7 @@ class Steps:
     def _loaded(self) -> dict[tuple[str, str], bytes]:
         """What earlier attempts kept; read when the first of it is asked for."""
         if self._entries is None:
-            entries = [] if self._app is None else self._app.store.entries(self._token.id)
+            entries = [] if self._app is None else patiently(self._app.store.entries, self._token.id)
             self._entries = {(kind, name): data for kind, name, data in entries if kind in KINDS and type(name) is str}
         return self._entries
 
@@ -203,8 +207,21 @@ class Steps:
 
     def _record(self, kind: str, name: str, data: bytes) -> None:
         assert self._app is not None
-        if not self._app.store.record(self._token, [Entry(kind, name, data)]):
+        if not patiently(self._app.store.record, self._token, [Entry(kind, name, data)]):
             raise ClaimLost(to_text(self._token.id))
+
+
+def patiently(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """A store that is away is no fault of the task: it is asked again for a while, then the job comes back later."""
+    for wait in WAITS:
+        try:
+            return call(*args, **kwargs)
+        except StoreUnavailable:
+            time.sleep(wait)
+    try:
+        return call(*args, **kwargs)
+    except StoreUnavailable as error:
+        raise PutBack("the store does not answer", delay=AGAIN) from error
 
 
 def _length(value: timedelta | float, what: str) -> int:
@@ -215,12 +232,6 @@ def _length(value: timedelta | float, what: str) -> int:
     if found < 0:
         raise ConfigError(f"{what} must be a number of seconds or a timedelta, and not negative: {value!r}.")
     return found
-
-
-def child_id(parent: bytes, name: str, place: int) -> bytes:
-    """As old as its parent, in the form of other ids."""
-    digest = hashlib.sha256(b"%b\0%b\0%d" % (parent, name.encode("utf-8", "surrogatepass"), place)).digest()
-    return parent[:6] + bytes([0x70 | digest[0] & 0x0F, digest[1], 0x80 | digest[2] & 0x3F]) + digest[3:10]
 
 
 def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -6,22 +6,22 @@ import inspect
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypeAlias, TypedDict, TypeVar, cast
 
 from packhorse.clock import length, to_microseconds
 from packhorse.codec import Arguments, Codec, Encoded
 from packhorse.context import Context, entered, in_place, performing
 from packhorse.errors import ConfigError, PayloadError
-from packhorse.ids import new_id
-from packhorse.job import JobState, NewJob
-from packhorse.limits import FREE, Limit, Rate, Rules, Terms, Unique, make_rules
+from packhorse.ids import child_id, new_id, to_text
+from packhorse.job import JobState, Need, NewJob, Parent
+from packhorse.limits import FREE, TO_COME, Limit, NotYetKnown, Rate, Rules, Terms, Unique, make_rules
 from packhorse.outcome import FOREVER
 from packhorse.queues import check_name
-from packhorse.retry import Backoff, RetryPolicy, make_policy
+from packhorse.retry import Backoff, Exponential, RetryPolicy, make_policy
 from packhorse.seals import OpenedJob
 from packhorse.shapes import Shapes, shapes_of
 
@@ -30,17 +30,37 @@ if TYPE_CHECKING:
 
     from packhorse.app import Packhorse
     from packhorse.config import Settings
+    from packhorse.flow import Mapped
     from packhorse.handle import JobHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
 
+Callback: TypeAlias = "Call[Any] | TakesOne[str, Any]"
 Upgrade = Callable[[int, list[Any], dict[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 TAGS_CAP = 16
 SHAPES_CAP = 1_000
+LOCAL_BACKOFF = Exponential(base=1.0, cap=60.0)
+NOT_LOCAL = {
+    "queue_name",
+    "priority",
+    "expires",
+    "share",
+    "isolate",
+    "on_worker_lost",
+    "codec",
+    "limit",
+    "rate",
+    "unique",
+}
 VERSION_CAP = 65_535
+SUCCESS, FAILURE, FINISH = -1, -2, -3  # the places of callbacks
+CALLBACKS = {SUCCESS: Need.SUCCESS, FAILURE: Need.FAILURE, FINISH: Need.END}
+CALLBACK_NAMES = {SUCCESS: "on_success", FAILURE: "on_failure", FINISH: "on_finish"}
 _ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 _UNNAMED = (_ARGS, _KWARGS, inspect.Parameter.POSITIONAL_ONLY)
 
@@ -65,6 +85,10 @@ class Using(TypedDict, total=False):
     share: str | None
     tags: tuple[str, ...]
     metadata: Mapping[str, Any]
+    timeout: timedelta | float | None
+    on_success: Callback | None
+    on_failure: Callback | None
+    on_finish: Callback | None
 
 
 class Declared(TypedDict, total=False):
@@ -80,6 +104,9 @@ class Declared(TypedDict, total=False):
     backoff: Backoff | timedelta | float | None
     retry_for: Exceptions
     give_up_on: Exceptions
+    timeout: timedelta | float | None
+    isolate: bool
+    local: bool
     on_worker_lost: Literal["retry", "fail"]
     metadata: Mapping[str, Any]
     aliases: tuple[str, ...]
@@ -94,6 +121,9 @@ class Declared(TypedDict, total=False):
     limit: Limit | Sequence[Limit] | None
     rate: Rate | str | Sequence[Rate | str] | None
     unique: Unique | bool | None
+    on_success: Callback | None
+    on_failure: Callback | None
+    on_finish: Callback | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +135,10 @@ class Options:
     share: str | None = None
     tags: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    timeout: timedelta | float | None = None
+    on_success: Callback | None = None
+    on_failure: Callback | None = None
+    on_finish: Callback | None = None
 
     def __post_init__(self) -> None:
         check_name(self.queue_name, "queue name")
@@ -126,6 +160,15 @@ class Options:
             check_name(tag, "tag")
         if not isinstance(self.metadata, Mapping):
             raise ConfigError(f"metadata must be a dictionary, not a {type(self.metadata).__name__}.")
+        check_timeout(self.timeout)
+        for place, callback in self.callbacks.items():
+            check_callback(CALLBACK_NAMES[place], callback)
+
+    @property
+    def callbacks(self) -> dict[int, Callback]:
+        """By their places."""
+        given = {SUCCESS: self.on_success, FAILURE: self.on_failure, FINISH: self.on_finish}
+        return {place: callback for place, callback in given.items() if callback is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +183,16 @@ class Stored:
     codec: ForeignCodec | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Performed:
+    """How a task's jobs are performed."""
+
+    timeout: float | None = None
+    isolate: bool = False
+    local: bool = False
+    on_worker_lost: Literal["retry", "fail"] = "retry"
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """Stands for the result of an earlier job of a flow, or for those of a group."""
@@ -149,6 +202,7 @@ class Reference:
 
 
 RESULTS = "packhorse.results"  # where metadata tell which results are to be among the arguments
+TIMEOUT = "packhorse.timeout"  # where they tell the seconds that this one job may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +216,15 @@ class Call(Generic[R_co]):
 
     def new_job(self, id: bytes | None = None, results: Mapping[str, list[Any]] | None = None) -> NewJob:
         task = self.task
-        app, stored = task.app, task.stored
-        options, encoded = app.drafted(task), self.encoded
+        app = task.app
+        options = app.drafted(task)
         metadata = options.metadata
         if self.references:
             if results is None:
                 raise ConfigError("Results of other jobs are known only within a flow: add this call to it.")
             metadata = {**metadata, RESULTS: results}
-        if stored.codec is not None:
-            encoded = _pack_foreign(encoded, app.codec, metadata)
-        elif metadata:
-            encoded = app.codec.with_metadata(encoded, dict(metadata))
+        if options.timeout is not None:
+            metadata = {**metadata, TIMEOUT: check_timeout(options.timeout)}
         id, created = new_id() if id is None else id, app.clock.now()
         run_at = delay = expires_at = lifetime = expires = None
         if options.run_after is not None:
@@ -180,9 +232,25 @@ class Call(Generic[R_co]):
         if options.expires is not None:
             expires_at, lifetime = _moment_or_length(options.expires)
             expires = expires_at if lifetime is None else created + lifetime
-        payload = app.seals.job(
+        payload = self.payload(id, task.name, metadata, created, expires)
+        priority = app.stored_priority(options.priority)
+        queue, share, tags = options.queue_name, options.share, options.tags
+        moments = (run_at, delay, expires_at, lifetime)
+        job = NewJob(id, task.name, payload, queue, priority, *moments, share, tags, self.terms, app.ageing)
+        if options.on_success or options.on_failure or options.on_finish:
+            return job._replace(callbacks=tuple(_callback_jobs(id, options.callbacks)))
+        return job
+
+    def payload(self, id: bytes, name: str, metadata: Mapping[str, Any], created: int, expires: int | None) -> bytes:
+        """Signed, for the job of that id and its task by that name."""
+        app, stored, encoded = self.task.app, self.task.stored, self.encoded
+        if stored.codec is not None:
+            encoded = pack_foreign(encoded, app.codec, metadata)
+        elif metadata:
+            encoded = app.codec.with_metadata(encoded, dict(metadata))
+        return app.seals.job(
             id,
-            task.name,
+            name,
             encoded,
             created=created,
             expires=expires,
@@ -190,13 +258,42 @@ class Call(Generic[R_co]):
             foreign=stored.codec is not None,
             no_result=not stored.results,
         )
-        priority = app.stored_priority(options.priority)
-        queue, share, tags = options.queue_name, options.share, options.tags
-        moments = (run_at, delay, expires_at, lifetime)
-        return NewJob(id, task.name, payload, queue, priority, *moments, share, tags, self.terms, app.ageing)
 
 
-def _pack_foreign(encoded: Encoded, codec: Codec, metadata: Mapping[str, Any]) -> Encoded:
+def check_callback(name: str, callback: object) -> None:
+    if not isinstance(callback, Call | BaseTask):
+        raise ConfigError(f"{name} takes a task or a call, task.call(…), not {callback!r}.")
+    task = callback.task if isinstance(callback, Call) else callback
+    if task.rules.unique is not None:
+        raise ConfigError(
+            f"{task.name} cannot be {name}: it has a unique key, so that one job of it would stand for several. Let it "
+            "enqueue the unique job itself."
+        )
+    if isinstance(callback, BaseTask):
+        try:
+            callback.check_call(("id",), {})
+        except TypeError:
+            raise ConfigError(
+                f"{task.name} cannot be {name}: it is called with one argument, the id of what has ended. Where it "
+                "needs others, give a call instead: task.call(…)."
+            ) from None
+    elif callback.references:
+        raise ConfigError(f"{name} cannot take results. It may look for them, or be added to the flow.")
+
+
+def made_callback(callback: Callback, id: bytes) -> Call[Any]:
+    """A task gets the id of what has ended."""
+    return callback if isinstance(callback, Call) else callback.call(to_text(id))
+
+
+def _callback_jobs(id: bytes, callbacks: Mapping[int, Callback]) -> Iterator[NewJob]:
+    """As if the job were the only one of a batch. Their ids are the same each time, should it be inserted again."""
+    for place, callback in callbacks.items():
+        job = made_callback(callback, id).new_job(child_id(id, CALLBACK_NAMES[place], 0))
+        yield job._replace(after=(Parent(id, CALLBACKS[place]),), member=(id, place))
+
+
+def pack_foreign(encoded: Encoded, codec: Codec, metadata: Mapping[str, Any]) -> Encoded:
     """What the task's own codec wrote, its length before it and the metadata, as JSON, behind it."""
     beside = codec.encode_arguments((), dict(metadata))
     body = len(encoded.body).to_bytes(4) + encoded.body + beside.body
@@ -223,6 +320,12 @@ def _moment_or_length(value: datetime | timedelta | float) -> tuple[int | None, 
     return (to_microseconds(value), None) if isinstance(value, datetime) else (None, length(value))
 
 
+class TakesOne(Protocol[T_contra, R_co]):
+    """A task that can be called with one argument, as type checkers see it."""
+
+    def call(self, item: T_contra, /) -> Call[R_co]: ...
+
+
 class BaseTask(Generic[P, R_co]):
     """What tasks of plain and of coroutine functions share; get one from `@app.task`."""
 
@@ -233,7 +336,7 @@ class BaseTask(Generic[P, R_co]):
         name: str,
         options: Options,
         policy: RetryPolicy,
-        on_worker_lost: Literal["retry", "fail"],
+        performed: Performed,
         stored: Stored,
         takes_context: bool,
         aliases: tuple[str, ...],
@@ -244,7 +347,7 @@ class BaseTask(Generic[P, R_co]):
         self.name = name
         self.options = options
         self.policy = policy
-        self.on_worker_lost = on_worker_lost
+        self.performed = performed
         self.stored = stored
         self.takes_context = takes_context
         self.aliases = aliases
@@ -271,6 +374,8 @@ class BaseTask(Generic[P, R_co]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """The task with arguments, to be enqueued later or with others."""
+        if self.performed.local:
+            raise ConfigError(f"{self.name} is local: each worker performs it by itself, and nobody enqueues it.")
         self.check_call(args, kwargs)
         if Reference in map(type, args) or Reference in map(type, kwargs.values()):
             return self._referring(args, kwargs)
@@ -282,22 +387,44 @@ class BaseTask(Generic[P, R_co]):
             return Call(self, self.app.codec.encode_arguments(dumped_args, dumped_kwargs, self.parameter_names), terms)
         return Call(self, self.app.codec.encode_arguments(args, kwargs, self.parameter_names), terms)
 
+    def own_call(self) -> Call[R_co]:
+        """For the job of a local task."""
+        return Call(self, self.app.codec.encode_arguments((), {}))
+
     def _referring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[R_co]:
         """What is to come is left out, and known by its name."""
         given = self._signature.bind(*args, **kwargs).arguments
         named = {name: value for name, value in given.items() if self._signature.parameters[name].kind not in _UNNAMED}
         found = {name: value for name, value in named.items() if type(value) is Reference}
-        if self.rules or len(named) < len(given) or len(found) < sum(type(it) is Reference for it in given.values()):
+        if len(named) < len(given) or len(found) < sum(type(it) is Reference for it in given.values()):
             raise ConfigError(
-                f"{self.name} cannot take the result of another job here: only arguments that have a name can, of a "
-                "task without limits, rates and unique keys. Enqueue a job for that from within the task."
+                f"{self.name} cannot take the result of another job here: only arguments that have a name can. Enqueue "
+                "a job for that from within a task."
             )
         plain = {name: value for name, value in named.items() if name not in found}
+        terms = self._terms_without(plain, found) if self.rules else FREE
         if self.stored.codec is not None:
-            return Call(self, Encoded(self.stored.codec.encode(((), plain)), typed=False), FREE, found)
+            return Call(self, Encoded(self.stored.codec.encode(((), plain)), typed=False), terms, found)
         if self.shapes is not None:
             _, plain = self.shapes.dump_arguments((), plain)
-        return Call(self, self.app.codec.encode_arguments((), plain, self.parameter_names), FREE, found)
+        return Call(self, self.app.codec.encode_arguments((), plain, self.parameter_names), terms, found)
+
+    def _terms_without(self, known: Mapping[str, Any], to_come: Iterable[str]) -> Terms:
+        """The keys of a job some of whose arguments are results to come."""
+        names = ", ".join(map(repr, to_come))
+        if self.rules.merges:
+            raise ConfigError(
+                f"{self.name} cannot take the result of another job as {names}: it merges arguments, and this one is "
+                "not known when that happens. Enqueue it from within a task."
+            )
+        try:
+            return self._terms((), {**known, **dict.fromkeys(to_come, TO_COME)})
+        except NotYetKnown:
+            raise ConfigError(
+                f"{self.name} cannot take the result of another job as {names}: a key of its limits, rates or unique "
+                "jobs is made of that argument, and keys are made when a job is enqueued. Give it a key of other "
+                "arguments, or enqueue it from within a task."
+            ) from None
 
     def _terms(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
         """The keys of one job. Defaults count like what is passed, by place or by name."""
@@ -307,10 +434,16 @@ class BaseTask(Generic[P, R_co]):
         return self.rules.terms(self.name, arguments, lambda chosen: self._encoded_key(bound, chosen))
 
     def _encoded_key(self, bound: inspect.BoundArguments, chosen: Mapping[str, Any]) -> bytes:
-        args, kwargs = bound.args, bound.kwargs
+        if any(value is TO_COME for value in chosen.values()):
+            raise NotYetKnown
+        if any(value is TO_COME for value in bound.arguments.values()):
+            named = [name for name in chosen if self._signature.parameters[name].kind not in _UNNAMED]
+            args, kwargs = (), {name: bound.arguments[name] for name in named}
+        else:
+            args, kwargs = bound.args, bound.kwargs
         if self.shapes is not None:
             args, kwargs = self.shapes.dump_arguments(args, kwargs)
-        plain = self._signature.bind(*args, **kwargs).arguments
+        plain = self._signature.bind_partial(*args, **kwargs).arguments
         try:
             return self.app.codec.encode_result({name: plain.get(name) for name in chosen}).body
         except PayloadError as error:
@@ -383,6 +516,21 @@ class BaseTask(Generic[P, R_co]):
             args, kwargs = self.shapes.load_arguments(args, kwargs)
         return Arguments(args, {**kwargs, **fetched} if fetched else kwargs, metadata)
 
+    def reloaded(
+        self, id: bytes, name: str, opened: OpenedJob, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> bytes:
+        """The payload of a job with other arguments; what was enqueued beside the first ones is kept."""
+        call = BaseTask[..., Any].call(self, *args, **kwargs)
+        metadata = {key: value for key, value in self.as_sent(opened).metadata.items() if key != RESULTS}
+        if self.rules:
+            before = self.read(opened)
+            if self._terms(tuple(before.args), before.kwargs) != call.terms:
+                raise ConfigError(
+                    f"These arguments give the job of {self.name} other keys of limits, rates or unique jobs, and it "
+                    "has those of the first ones. Cancel it, and enqueue another."
+                )
+        return call.payload(id, name, metadata, opened.created, None)
+
     def as_sent(self, opened: OpenedJob) -> Arguments:
         if opened.foreign:
             return unpack_foreign(self, opened.body, self.app.codec, opened.typed)
@@ -397,13 +545,26 @@ class BaseTask(Generic[P, R_co]):
     delay = enqueue
     adelay = aenqueue
 
+    def map(self: TakesOne[T, R], items: Iterable[T]) -> Mapped[R]:
+        """A job for each item, which is its only argument; to be enqueued, or to stand where calls stand."""
+        from packhorse.flow import Mapped
+
+        return Mapped(cast("BaseTask[[T], R]", self), items, spread=False)
+
+    def starmap(self, items: Iterable[Sequence[Any]]) -> Mapped[R_co]:
+        """A job for each item, which is all its arguments in their order."""
+        from packhorse.flow import Mapped
+
+        return Mapped(self, items, spread=True)
+
     def using(self, **changes: Unpack[Using]) -> Self:
-        """A copy whose jobs differ in queue_name, priority, run_after, expires, share, tags or metadata."""
+        """A copy whose jobs differ in where they stand, when they run, what goes with them, or their callbacks."""
         try:
             options = replace(self.options, **changes)
         except TypeError:
             known = ", ".join(Using.__annotations__)
             raise ConfigError(f"using() takes {known}; got {', '.join(changes)}.") from None
+        _check_own(self.app, options)
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy.options = options
@@ -464,15 +625,16 @@ def make_task(
         known = ", ".join(Declared.__annotations__)
         raise ConfigError(f"@app.task has no option {sorted(unknown)[0]!r}. It takes {known}.")
     name = check_name(declared.pop("name", None) or import_path(function), "task name (set one with name=…)")
+    local = declared.get("local", False)
+    if local:
+        _check_local(function, takes_context, declared)
     policy = make_policy(
-        declared.pop("retries", 0),
-        declared.pop("backoff", None),
+        declared.pop("retries", None if local else 0),
+        declared.pop("backoff", LOCAL_BACKOFF if local else None),
         declared.pop("retry_for", Exception),
         declared.pop("give_up_on", ()),
     )
-    lost = declared.pop("on_worker_lost", app.settings.on_worker_lost)
-    if lost not in ("retry", "fail"):
-        raise ConfigError(f"on_worker_lost must be 'retry' or 'fail', not {lost!r}.")
+    performed = _make_performed(app, declared)
     aliases = declared.pop("aliases", ())
     if not isinstance(aliases, tuple):
         raise ConfigError(f"aliases must be a tuple of texts, not {aliases!r}.")
@@ -483,7 +645,50 @@ def make_task(
     limits, rates = declared.pop("limit", None), declared.pop("rate", None)
     rules = make_rules(limits, declared.pop("unique", None), names, rates)
     kind = CoroutineTask if inspect.iscoroutinefunction(function) else Task
-    return kind(app, function, name, Options(**declared), policy, lost, stored, takes_context, aliases, rules)
+    options = Options(**declared)
+    _check_own(app, options)
+    return kind(app, function, name, options, policy, performed, stored, takes_context, aliases, rules)
+
+
+def _make_performed(app: Packhorse, declared: dict[str, Any]) -> Performed:
+    lost = declared.pop("on_worker_lost", app.settings.on_worker_lost)
+    if lost not in ("retry", "fail"):
+        raise ConfigError(f"on_worker_lost must be 'retry' or 'fail', not {lost!r}.")
+    isolate = declared.pop("isolate", False)
+    if not isinstance(isolate, bool):
+        raise ConfigError(f"isolate must be True or False, not {isolate!r}.")
+    local = declared.pop("local", False)
+    if not isinstance(local, bool):
+        raise ConfigError(f"local must be True or False, not {local!r}.")
+    timeout = check_timeout(declared.pop("timeout", None if local else app.settings.timeout))
+    return Performed(timeout=timeout, isolate=isolate, local=local, on_worker_lost=lost)
+
+
+def _check_local(function: Callable[..., Any], takes_context: bool, declared: Mapping[str, Any]) -> None:
+    """Its one job is the worker's own: nobody gives it arguments, or says when and where it runs."""
+    if wrong := sorted(set(declared) & NOT_LOCAL):
+        raise ConfigError(f"A local task cannot have {wrong[0]!r}: each worker performs it, from its start to its end.")
+    try:
+        _signature(function, takes_context).bind()
+    except TypeError as error:
+        raise ConfigError(f"{function.__qualname__} is local, so nobody gives it arguments: {error}.") from None
+
+
+def check_timeout(value: timedelta | float | None) -> float | None:
+    """In seconds."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ConfigError(f"timeout must be a timedelta or a number of seconds above 0, or None, not {value!r}.")
+    return float(seconds)
+
+
+def _check_own(app: Packhorse, options: Options) -> None:
+    for place, callback in options.callbacks.items():
+        task = callback.task if isinstance(callback, Call) else cast("BaseTask[..., Any]", callback)
+        if task.app is not app:
+            raise ConfigError(f"{CALLBACK_NAMES[place]} is a task of another application.")
 
 
 def _make_stored(app: Packhorse, declared: dict[str, Any]) -> Stored:

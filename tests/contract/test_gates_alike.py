@@ -1,53 +1,22 @@
 """What comes after what, side by side: the plain dictionaries of memory.py say how SQLite's edges must behave."""
 
-import random
-from pathlib import Path
-
 import pytest
 
-from packhorse.clock import SECOND, ManualClock
-from packhorse.errors import StoreDataError
+from packhorse.clock import SECOND
+from packhorse.ids import from_text
 from packhorse.job import Claim, JobState, Need, NewJob, Parent
 from packhorse.limits import Claimed, Hold, Terms, UniqueConflict
-from packhorse.outcome import Outcome, release, succeed
-from packhorse.queues import parse_queues
-from packhorse.stores import open_store
-from packhorse.stores.contract import Act, Change, ProcessInfo, Retention, Selection
-from tests.contract.stores import quick_folder
+from packhorse.outcome import Outcome, succeed
+from packhorse.queues import EVERYTHING
+from packhorse.stores.contract import GATE, Act, Retention, Selection
+from tests.contract.alike import Pair, live_alike
 
-QUEUES = parse_queues("*")
 FLOWS = [bytes([n]) * 16 for n in range(3)]
 
 
-class Pair:
-    """One history on two stores."""
-
-    def __init__(self, seed: int, folder: Path) -> None:
-        self.luck = random.Random(seed)
-        self.mode = ("plain", "limits", "shares", "unique")[seed % 4]
-        self.clock = ManualClock()
-        self.stores = [open_store("memory://", self.clock), open_store(f"sqlite:///{folder}/{seed}.db", self.clock)]
-        self.processes = [b"p" * 16, b"q" * 16]
-        for store in self.stores:
-            for process in self.processes:
-                store.enroll(ProcessInfo(process, "worker", "here", 1), 10_000 * SECOND)
-        self.jobs: list[NewJob] = []
-        self.held: list[Claim] = []
-        self.nonce = self.place = 0
-
-    @property
-    def ids(self) -> list[bytes]:
-        return [job.id for job in self.jobs]
-
-    def both(self, name: str, *args: object, **kwargs: object) -> object:
-        answers: list[object] = []
-        for store in self.stores:
-            try:
-                answers.append(getattr(store, name)(*args, **kwargs))
-            except StoreDataError:
-                answers.append("refused")  # which of several reasons it names may differ
-        assert answers[0] == answers[1], name
-        return answers[0]
+class Gates(Pair):
+    modes = ("plain", "limits", "shares", "unique")
+    places = 0
 
     def step(self) -> None:
         luck = self.luck
@@ -57,13 +26,13 @@ class Pair:
             case 2:
                 self.insert([self.latecomer()])
             case 3 | 4 | 5 | 6 | 7:
-                self.exchange()
+                self.exchange(luck.choice(self.processes), 5)
             case 8 | 9:
                 act = luck.choice([Act.CANCEL, Act.RETRY, Act.RETRY, Act.RUN_NOW, Act.DISCARD])
-                ids = luck.sample(self.ids, min(len(self.ids), luck.choice([1, 3, 8])))
+                ids = self.some_ids(luck.choice([1, 3, 8]))
                 flow = luck.choice([None, luck.choice(FLOWS)])
                 selection = Selection(flow=flow) if flow and act is not Act.DISCARD else Selection(ids=ids)
-                self.both("move", selection, Change(act), "ann", "why", limit=luck.choice([2, 1_000]))
+                self.move(selection, act, limit=luck.choice([2, 1_000]))
             case 10:
                 self.clock.advance(luck.choice([1, 3]))
                 self.both("promote", 1_000)
@@ -83,12 +52,12 @@ class Pair:
         made: list[NewJob] = []
         flow = luck.choice(FLOWS)
         for _ in range(luck.randint(1, 7)):
-            known = [job.id for job in made] + luck.sample(self.ids, min(2, len(self.ids)))
+            known = [job.id for job in made] + self.some_ids(2)
             parents = luck.sample(known, min(len(known), luck.choice([0, 1, 1, 2, 3])))
             # A job that waits for a failure waits for nothing else: see `Need`.
             needs = [Need.FAILURE] if luck.random() < 0.2 else [Need.SUCCESS, Need.SUCCESS, Need.END]
-            self.place += 1
-            place = -self.place if luck.random() < 0.1 else self.place
+            self.places += 1
+            place = -self.places if luck.random() < 0.1 else self.places
             made.append(
                 NewJob(
                     luck.randbytes(16),
@@ -118,47 +87,29 @@ class Pair:
 
     def latecomer(self) -> NewJob:
         """One that comes before others, which may not wait any more."""
-        children = self.luck.sample(self.ids, min(len(self.ids), self.luck.choice([1, 1, 2])))
+        children = self.some_ids(self.luck.choice([1, 1, 2]))
         if self.luck.random() < 0.8:
             waiting = self.stores[0].jobs(Selection(states=[JobState.WAITING]), limit=1_000)
-            children = [bytes.fromhex(job.id.replace("-", "")) for job in waiting][:2]
+            children = [from_text(job.id) for job in waiting][:2]
         need = self.luck.choice([Need.SUCCESS, Need.END])
         alarms = {job.id for job in self.jobs if any(parent.need is Need.FAILURE for parent in job.after)}
         before = tuple(Parent(id, Need.FAILURE if id in alarms else need) for id in children)
         return NewJob(self.luck.randbytes(16), "task", b"", before=before)
 
-    def insert(self, jobs: list[NewJob]) -> None:
-        if not isinstance(self.both("insert", jobs), str):
-            known = set(self.ids)
-            self.jobs += [job for job in jobs if job.id not in known]
-
     # Ends.
 
-    def exchange(self) -> None:
-        luck = self.luck
-        self.nonce += 1
-        ended: list[Outcome] = []
-        for claim in luck.sample(self.held, luck.randint(0, len(self.held))):
-            self.held.remove(claim)
-            ends = [
-                succeed(claim.token, 1, None),
-                succeed(claim.token, 1, b"result"),
-                succeed(claim.token, 1, None, keep=0),
-                release(claim.token),
-                Outcome(claim.token, JobState.FAILED, failure=b"x"),
-                Outcome(claim.token, JobState.FAILED, failure=b"x", keep=0),
-                Outcome(claim.token, JobState.CANCELLED, reason="enough"),
-                Outcome(claim.token, JobState.SCHEDULED, delay=luck.choice([0, 2 * SECOND])),
-            ]
-            ended += [luck.choice(ends)] * luck.choice([1, 1, 1, 2])  # some are told twice
-        answer = self.both("exchange", luck.choice(self.processes), self.nonce, ended, QUEUES, luck.randint(0, 5))
-        self.held += answer.claims  # type: ignore[attr-defined]
+    def ends(self, claim: Claim) -> list[Outcome]:
+        """Some wait for others first, some are told twice."""
+        ways = super().ends(claim)
+        if self.luck.random() < 0.15:
+            others = tuple({*self.some_ids(2), self.luck.randbytes(16)} - {claim.token.id})
+            ways = [Outcome(claim.token, JobState.SCHEDULED, False, after=others)]
+        return ways * self.luck.choice([1, 1, 1, 2])
 
     def adopt(self) -> None:
         self.nonce += 1
         adopter, dead = self.luck.sample(self.processes, 2)
-        orphans = self.both("adopt", adopter, self.nonce, 3, dead=[dead])
-        adopted = [orphan.claim for orphan in orphans]  # type: ignore[attr-defined]
+        adopted = [orphan.claim for orphan in self.both("adopt", adopter, self.nonce, 3, dead=[dead])]
         gone = {claim.token.id for claim in adopted}
         late = [succeed(claim.token, 1, None) for claim in self.held if claim.token.id in gone]
         self.held = [claim for claim in self.held if claim.token.id not in gone]
@@ -167,7 +118,7 @@ class Pair:
             for claim in adopted
         ]
         self.nonce += 1
-        self.both("exchange", adopter, self.nonce, [*late, *verdicts], QUEUES, 0)
+        self.both("exchange", adopter, self.nonce, [*late, *verdicts], EVERYTHING, 0)
 
     # Judging.
 
@@ -177,13 +128,13 @@ class Pair:
             self.both("members", flow, -10_000, 1_000)
             self.both("flow_counts", flow)
             self.both("jobs", Selection(flow=flow), None, 1_000)
-        self.check_nobody_forgotten({bytes.fromhex(job.id.replace("-", "")): job.state for job in jobs})  # type: ignore[attr-defined]
+        self.check_nobody_forgotten({from_text(job.id): job.state for job in jobs})
 
     def check_nobody_forgotten(self, states: dict[bytes, JobState]) -> None:
         """In memory, and so in both: who waits at a gate waits for one that has not ended."""
         memory = self.stores[0]
         for id, job in memory._jobs.items():  # type: ignore[attr-defined]
-            if job.waits_on == "gate:":
+            if job.waits_on == GATE:
                 pending = [parent for parent, (_, well) in job.parents.items() if well is None]
                 assert pending, "a gate that nothing holds shut"
                 open_ends = [parent for parent in pending if not states.get(parent, JobState.SUCCEEDED).finished]
@@ -192,11 +143,4 @@ class Pair:
 
 @pytest.mark.parametrize("part", range(8))
 def test_both_open_the_same_gates(part: int):
-    with quick_folder() as folder:
-        for seed in range(part * 20, part * 20 + 20):
-            pair = Pair(seed, folder)
-            for _ in range(60):
-                pair.step()
-                pair.check()
-            for store in pair.stores:
-                store.close()
+    live_alike(Gates, part, 20)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from packhorse.clock import SECOND
-from packhorse.job import Claim, JobState
+from packhorse.ids import new_id
+from packhorse.job import Claim, JobState, NewJob
 from packhorse.outcome import Outcome
-from packhorse.stores import sqlite, sqlite_exchange, sqlite_jobs, sqlite_signals
+from packhorse.stores import sql_exchange, sql_gates, sql_jobs, sql_signals, sql_store, sqlite_exchange
 from packhorse.stores.contract import Retention, Selection
 from packhorse.stores.sqlite import SQLiteStore
 from packhorse.stores.sqlite_batches import prepared
@@ -75,12 +76,43 @@ def test_claiming_reads_a_range_of_its_index(store: SQLiteStore):
     assert "job_held (process=? AND nonce=?)" in plan(store, sqlite_exchange.CLAIMED, 2)
 
 
+def test_claiming_takes_no_more_steps_behind_a_large_backlog(tmp_path: Path):
+    """Counted in instructions of SQLite, which no other program on the machine disturbs."""
+    store = SQLiteStore(f"sqlite:///{tmp_path}/jobs.db?synchronous=normal")
+    store.migrate()
+    worker = Worker(store, "worker")
+    steps: list[int] = []
+    for backlog in (1_000, 100_000):
+        waiting = sum(queue.of(JobState.READY) for queue in store.queues())
+        store.insert([NewJob(new_id(), "task", b"", f"q{n % 5}") for n in range(backlog - waiting)])
+        for queues in ("*", "q1,q*", "q3"):
+            assert len(claimed_counting(store, worker, queues, steps)) == 100
+    few, many = steps[:3], steps[3:]
+    assert all(more <= 1.5 * less for less, more in zip(few, many, strict=True)), steps
+    store.close()
+
+
+def claimed_counting(store: SQLiteStore, worker: Worker, queues: str, steps: list[int]) -> list[Claim]:
+    steps.append(0)
+
+    def count() -> None:
+        steps[-1] += 1
+
+    with store._connections.cursor() as c:
+        c.set_progress_handler(count, 10)
+    claims = worker.claim(100, queues=queues)
+    with store._connections.cursor() as c:
+        c.set_progress_handler(None, 0)
+    assert steps[-1] > 0, "this is not the connection that claims"
+    return claims
+
+
 def test_pruning_reads_its_index(store: SQLiteStore):
     """A range for the jobs with their own time, one for those of the rule, for each state; nothing is sorted."""
     seen: list[str] = []
     with store._connections.cursor() as c:
         c.set_trace_callback(seen.append)
-        store._prunable(c, Retention(0, 0, 0), 10)
+        store._prunable(c, Retention(0, 0, 0), 10, "")
         c.set_trace_callback(None)
     apart, by_rule = seen[::2], seen[1::2]
     assert (len(apart), len(by_rule)) == (3, 3)
@@ -92,8 +124,8 @@ def test_pruning_reads_its_index(store: SQLiteStore):
 @pytest.mark.parametrize(
     ("statement", "parameters", "terms"),
     [
-        (sqlite.KEPT_APART, [5, 1, 10], "state=? AND prune_at<?"),
-        (sqlite.KEPT_BY_RULE, [1, 5, 1, 10], "state=? AND prune_at=? AND finished_at<?"),
+        (sql_store.KEPT_APART, [5, 1, 10], "state=? AND prune_at<?"),
+        (sql_store.KEPT_BY_RULE, [1, 5, 1, 10], "state=? AND prune_at=? AND finished_at<?"),
     ],
     ids=["KEPT_APART", "KEPT_BY_RULE"],
 )
@@ -108,8 +140,8 @@ def test_pruning_reads_its_index_with_any_parameters(
 def test_old_results_are_found_by_their_moment(store: SQLiteStore):
     """In the small index of results that have one, and forgotten by id."""
     look = "SEARCH ending USING COVERING INDEX ending_result_until (result_until<?)"
-    assert plan(store, sqlite.OLD_RESULTS, [1, 10]) == look
-    seen = plan(store, sqlite.FORGET_RESULTS, ["why", 1, 10])
+    assert plan(store, sql_store.OLD_RESULTS, [1, 10]) == look
+    seen = plan(store, sql_store.FORGET_RESULTS, ["why", 1, 10])
     assert look in seen
     assert "SEARCH ending USING INDEX sqlite_autoindex_ending_1 (id=?)" in seen
     assert "SCAN" not in seen
@@ -121,9 +153,9 @@ def test_a_job_that_is_not_kept_is_deleted_by_look_ups(store: SQLiteStore):
     seen: list[str] = []
     with store._connections.cursor() as c:
         c.set_trace_callback(seen.append)
-        sqlite_exchange.delete(c, [b"nobody"])
+        sql_exchange.delete(c, [b"nobody"])
         c.set_trace_callback(None)
-    assert len(seen) == 2 + len(sqlite_exchange.WIDE_TABLES)  # of edges too
+    assert len(seen) == 2 + len(sql_exchange.WIDE_TABLES)  # of edges too
     for statement in seen:
         tables = plan(store, statement, 0).replace("SCAN CONSTANT ROW", "").replace("SCAN 1 CONSTANT ROW", "")
         assert "SCAN" not in tables
@@ -131,12 +163,12 @@ def test_a_job_that_is_not_kept_is_deleted_by_look_ups(store: SQLiteStore):
 
 def test_sealing_anew_is_a_look_up(store: SQLiteStore):
     """By the id, then by its number."""
-    assert "SCAN" not in plan(store, sqlite_jobs.RESEAL, 2)
+    assert "SCAN" not in plan(store, sql_jobs.RESEAL, 2)
 
 
 def test_orders_are_found_by_their_process(store: SQLiteStore):
     """At every beat, so it must cost nothing where there are none."""
-    assert plan(store, sqlite_exchange.ASKED, 1) == "SEARCH job USING INDEX job_held (process=?)"
+    assert plan(store, sql_exchange.ASKED, 1) == "SEARCH job USING INDEX job_held (process=?)"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +182,7 @@ def test_orders_are_found_by_their_process(store: SQLiteStore):
 )
 def test_selecting_by_state_does_not_scan_the_payloads(store: SQLiteStore, state: JobState, index: str):
     """A million succeeded jobs must not slow down a page of failed ones."""
-    seen = plan(store, *sqlite_jobs.select("payload.id", Selection(states=[state]), None, 10))
+    seen = plan(store, *sql_jobs.select("payload.id", Selection(states=[state]), None, 10))
     assert f"job USING INDEX {index}" in seen or f"job USING COVERING INDEX {index}" in seen
     assert "state>?" not in seen
     assert "SCAN payload" not in seen
@@ -161,26 +193,33 @@ def test_selecting_by_state_and_time_does_not_scan_the_payloads(store: SQLiteSto
     """The failures of last night are looked for among the failures."""
     within: dict[str, Any] = {bound: 1}
     selection = Selection(states=[JobState.FAILED], **within)
-    seen = plan(store, *sqlite_jobs.select("payload.id", selection, None, 10))
+    seen = plan(store, *sql_jobs.select("payload.id", selection, None, 10))
     assert "INDEX job_to_prune (state=?" in seen
     assert "SCAN" not in seen
 
 
 def test_one_job_is_found_by_its_id(store: SQLiteStore):
     """With look-ups alone."""
-    seen = plan(store, f"{sqlite_jobs.WIDE} where payload.id = ?", 1)
+    seen = plan(store, f"{sql_jobs.WIDE} where payload.id = ?", 1)
     assert "SCAN" not in seen
 
 
 def test_signals_are_looked_up(store: SQLiteStore):
     """By their name, and those who await one in the small index of those who await any."""
     awaiting = "SEARCH job USING INDEX job_awaiting (awaits=?)"
-    assert plan(store, sqlite_signals.OF_NAME, 3) == "SEARCH signal USING INDEX signal_of_name (name=? AND n>?)"
-    assert plan(store, sqlite_signals.DELIVER.format(which="awaits = ?"), 4) == awaiting.replace(
-        "INDEX", "COVERING INDEX"
-    )
-    assert plan(store, sqlite_signals.WAKE.format(which="awaits = ?"), 2) == awaiting
-    for statement, parameters in ((sqlite_signals.WAITERS, 3), (sqlite_signals.OLD, 2)):
+    assert plan(store, sql_signals.OF_NAME, 3) == "SEARCH signal USING INDEX signal_of_name (name=? AND n>?)"
+    assert plan(store, sql_signals.WAKE.format(which="awaits = ?"), 2) == awaiting.replace("INDEX", "COVERING INDEX")
+    for statement, parameters in ((sql_signals.WAITERS, 3), (sql_signals.OLD, 2)):
         seen = plan(store, statement, parameters)
         assert seen.startswith("SEARCH")
         assert "TEMP B-TREE" not in seen
+
+
+def test_gates_are_looked_up_by_the_parents_that_ended(store: SQLiteStore):
+    """And never along all who wait: neither the edges of a child nor the jobs at their gates."""
+    seen = plan(store, batch(sql_gates.WATCHERS, 1), 16)
+    assert "SEARCH edge USING COVERING INDEX edge_of_parent (parent=?)" in seen
+    assert "SEARCH edge USING PRIMARY KEY (child=? AND parent>?)" in seen
+    for statement, first in ((sql_gates.OPEN, 1), (sql_gates.OPEN_LATER, 0), (sql_gates.STANDING, 0)):
+        assert "SEARCH job USING INTEGER PRIMARY KEY (rowid=?)" in plan(store, batch(statement, 1), 16 + first)
+    assert "SEARCH edge USING INDEX edge_of_parent (parent=?)" in plan(store, batch(sql_gates.MARK, 1), 16)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhorse.clock import SECOND, to_datetime, to_microseconds
-from packhorse.cron import WORDS, cron
+from packhorse.crontab import WORDS, cron
 from packhorse.errors import ConfigError
 from packhorse.zones import zone_named
 

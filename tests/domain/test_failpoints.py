@@ -24,15 +24,24 @@ def _disarmed() -> Iterator[None]:
 
 
 def used() -> set[str]:
-    """Every name that the source passes to `failpoint`; the name must be plain text."""
-    names = set()
+    """Every name that the source passes to `failpoint`: plain text, or that of a stroke and where in it."""
+    names, strokes, within = set[str](), set[str](), set[str]()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "failpoint":
-                [argument] = node.args
-                assert isinstance(argument, ast.Constant), f"{path.name}:{node.lineno}: name the place in plain text"
-                names.add(str(argument.value))
-    return names
+            if not isinstance(node, ast.Call):
+                continue
+            match getattr(node.func, "id", getattr(node.func, "attr", "")), node.args:
+                case "failpoint", [ast.Constant(str(name))]:
+                    names.add(name)
+                case "failpoint", [ast.JoinedStr([ast.FormattedValue(ast.Name("point")), ast.Constant(str(place))])]:
+                    within.add(place)
+                case "failpoint", _:
+                    pytest.fail(f"{path.name}:{node.lineno}: name the place in plain text")
+                case "_stroke", [ast.Constant(str(stroke)), *_]:
+                    strokes |= {stroke} - {""}
+                case "_stroke", _:
+                    pytest.fail(f"{path.name}:{node.lineno}: name the stroke in plain text")
+    return names | {stroke + place for stroke in strokes for place in within}
 
 
 def test_every_place_in_the_source_is_listed():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhorse.clock import SECOND, to_datetime, to_microseconds
-from packhorse.cron import cron
+from packhorse.crontab import cron
 from packhorse.errors import ConfigError
 from packhorse.moments import (
     Calendar,

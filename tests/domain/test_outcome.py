@@ -9,7 +9,19 @@ import pytest
 from packhorse.clock import SECOND
 from packhorse.errors import Cancel, ClaimLost, ProcessExitError, ProcessPrunedError, PutBack, Retry, Snooze, TaskError
 from packhorse.job import MESSAGE_CAP, TRACEBACK_CAP, Claim, Failure, FailureKind, JobState, Token
-from packhorse.outcome import Awaits, Outcome, bare, decide, decide_lost, expire, refuse, release, stop, succeed
+from packhorse.outcome import (
+    INNOCENT_AFTER,
+    Awaits,
+    Outcome,
+    bare,
+    decide,
+    decide_lost,
+    expire,
+    refuse,
+    release,
+    stop,
+    succeed,
+)
 from packhorse.retry import Fixed, RetryPolicy
 
 TOKEN = Token(b"p" * 16, 7, b"j" * 16, 1)
@@ -251,6 +263,16 @@ def test_a_lost_job_runs_again_until_it_was_lost_too_often(error: Any, losses: i
     outcome = decide_lost(claim(losses=losses), error, fail_at_once=fail_at_once)
     assert (outcome.state, outcome.spent, outcome.lost) == (state, False, True)
     assert failure_of(outcome).kind is FailureKind.WORKER_LOST
+
+
+@pytest.mark.parametrize(("ran", "counts"), [(INNOCENT_AFTER - 1, True), (INNOCENT_AFTER, False)])
+def test_a_loss_after_a_long_run_does_not_count(ran: int, counts: bool):
+    """But it is on record, and where the task says so it fails the job."""
+    error = ProcessExitError("killed")
+    outcome = decide_lost(claim(losses=2), error, fail_at_once=False, duration=ran)
+    assert (outcome.state, outcome.lost) == ((JobState.FAILED, True) if counts else (JobState.READY, False))
+    assert failure_of(outcome).kind is FailureKind.WORKER_LOST
+    assert decide_lost(claim(), error, fail_at_once=True, duration=ran).state is JobState.FAILED
 
 
 def test_the_simple_endings():

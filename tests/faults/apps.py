@@ -4,6 +4,8 @@ PACKHORSE_STORE   where jobs live
 LEDGER            the effect ledger: a file outside the store, one line per start and finish of a task
 FAULTS_SETTINGS   settings of the application, JSON
 FAULTS_CONSTANTS  module constants to shorten, JSON: {"packhorse.stores.sqlite_connections.DEADLINE": 0.5}
+FAULTS_BOOT       "crash role" or "hang role": processes of that role do not get beyond importing this
+FAULTS_LOCAL      if set, there is a local task, and this is what it does: "loop", or "fail" at its first start
 FAULTS_ARMED      "role marker": only the first process of that role keeps its failpoints; the marker gets its pid
 """
 
@@ -12,6 +14,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -40,10 +43,26 @@ class Ledger:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         return sum(line.split()[0] == key and line.split()[2] == "start" for line in lines)
 
+    def permit(self, key: str) -> Path:
+        """The file with which a test lets a job go."""
+        return self.path.parent / f"go-{key}"
+
+    def hold(self, key: str) -> None:
+        self.write(key, "start")
+        _wait_for(self.permit(key))
+        self.write(key, "finish")
+
 
 def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
     app = Packhorse("faults", url, **settings)
     ledger = Ledger(ledger_path)
+    for add in (_quick, _moments, _held, _deadly, _stepwise, _limited, _late, _isolated, _endless):
+        add(app, ledger)
+    return app
+
+
+def _quick(app: Packhorse, ledger: Ledger) -> None:
+    """Tasks that end by themselves."""
 
     @app.task(name="note")
     def note(key: str, padding: str = "") -> None:
@@ -55,6 +74,52 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
         ledger.write(key, "start")
         await asyncio.sleep(0)
         ledger.write(key, "finish")
+
+    @app.task(name="nap")
+    def nap(key: str, seconds: float) -> None:
+        ledger.write(key, "start")
+        time.sleep(seconds)
+        ledger.write(key, "finish")
+
+    @app.task(name="nap_and_go", keep_succeeded=0)
+    def nap_and_go(key: str, seconds: float) -> None:
+        """The same, but nothing is left of the job."""
+        nap(key, seconds)
+
+    @app.task(name="block")
+    async def block(key: str, seconds: float) -> None:
+        """Blocks the loop."""
+        ledger.write(key, "start")
+        time.sleep(seconds)
+        ledger.write(key, "finish")
+
+    @app.task(name="grip")
+    def grip(key: str) -> None:
+        """Holds the interpreter lock for seconds, so that nobody else in this process runs."""
+        ledger.write(key, "start")
+        sum(range(3 * 10**8))
+        ledger.write(key, "finish")
+
+    @app.task(name="fork")
+    def fork(key: str) -> None:
+        """Its child enqueues with a store that its parent had open, tells which handles it used, and leaves."""
+        ledger.write(key, "start")
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                note.enqueue(f"{key}-child")
+                status = 0
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        note.enqueue(f"{key}-parent")
+        if status != 0:
+            raise ChildProcessError(f"the forked child ended with {status}")
+        ledger.write(key, "finish")
+
+
+def _moments(app: Packhorse, ledger: Ledger) -> None:
+    """What schedules perform: which moment of which schedule, by which job."""
 
     @app.task(name="mark", takes_context=True)
     def mark(context: Context, key: str) -> None:
@@ -68,18 +133,59 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
         ledger.write(moment_key(context), "start")
         ledger.write(moment_key(context), "finish")
 
-    @app.task(name="nap")
-    def nap(key: str, seconds: float) -> None:
-        ledger.write(key, "start")
-        time.sleep(seconds)
-        ledger.write(key, "finish")
+
+def _held(app: Packhorse, ledger: Ledger) -> None:
+    """Tasks that run until the test lets them go, see `Place.let_go`, or nearly so."""
 
     @app.task(name="hold")
     def hold(key: str) -> None:
-        """Runs until the test lets it go, see `Place.let_go`."""
+        ledger.hold(key)
+
+    @app.task(name="ahold")
+    async def ahold(key: str) -> None:
         ledger.write(key, "start")
-        _wait_for(ledger_path.parent / f"go-{key}")
+        await asyncio.sleep(HOLD_AT_MOST)
+
+    @app.task(name="stubborn")
+    def stubborn(key: str) -> None:
+        """Until the test lets it go, whatever is raised in it."""
+        ledger.write(key, "start")
+        while True:
+            try:
+                _wait_for(ledger.permit(key))
+                break
+            except BaseException:
+                ledger.write(key, "asked")
         ledger.write(key, "finish")
+
+    @app.task(name="beating")
+    def beating(key: str) -> None:
+        """Tells that it runs, again and again, until the test lets it go."""
+        ledger.write(key, "start")
+        while not ledger.permit(key).exists():
+            ledger.write(key, "beat")
+            time.sleep(0.02)
+        ledger.write(key, "finish")
+
+    @app.task(name="daemon")
+    def daemon(key: str) -> None:
+        """Leaves a process behind that tells which files it has inherited, and lives until the test lets it go."""
+        ledger.write(key, "start")
+        script = (
+            "import os, sys, time, pathlib\n"
+            "names = [os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if int(fd) > 2"
+            " and os.path.exists(f'/proc/self/fd/{fd}')]\n"
+            "pathlib.Path(sys.argv[1] + '-files').write_text(repr(names))\n"
+            "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        )
+        path = str(ledger.permit(key))
+        subprocess.Popen([sys.executable, "-c", script, path], start_new_session=True)
+        _wait_for(Path(f"{path}-files"))
+        ledger.write(key, "finish")
+
+
+def _deadly(app: Packhorse, ledger: Ledger) -> None:
+    """Tasks that take their worker along."""
 
     @app.task(name="die")
     def die(key: str, times: int) -> None:
@@ -88,6 +194,19 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
         if ledger.starts(key) <= times:
             os.kill(os.getpid(), signal.SIGKILL)
         ledger.write(key, "finish")
+
+    @app.task(name="die_strictly", on_worker_lost="fail")
+    def die_strictly(key: str) -> None:
+        ledger.write(key, "start")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stepwise(app: Packhorse, ledger: Ledger) -> None:
+    """Tasks of several steps, or with children."""
+
+    def effect(key: str, value: int) -> int:
+        ledger.write(key, "effect")
+        return value
 
     @app.task(name="stepwise", takes_context=True)
     def stepwise(context: Context, key: str, steps: int) -> int:
@@ -100,10 +219,6 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
         assert numbers == list(range(steps))
         ledger.write(key, "finish")
         return sum(numbers)
-
-    def effect(key: str, value: int) -> int:
-        ledger.write(key, "effect")
-        return value
 
     @app.task(name="hear", takes_context=True)
     def hear(context: Context, key: str, signal: str) -> None:
@@ -124,10 +239,22 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
         ledger.write(key, "finish")
         return f"{key} {said}"
 
-    @app.task(name="die_strictly", on_worker_lost="fail")
-    def die_strictly(key: str) -> None:
+    @app.task(name="square")
+    def square(key: str, number: int) -> int:
         ledger.write(key, "start")
-        os.kill(os.getpid(), signal.SIGKILL)
+        ledger.write(key, "finish")
+        return number * number
+
+    @app.task(name="family", takes_context=True)
+    def family(context: Context, key: str, size: int) -> int:
+        ledger.write(key, "start")
+        squares = context.children("all", [square.call(f"{key}/{n}", n) for n in range(size)])
+        ledger.write(key, "finish")
+        return sum(squares)
+
+
+def _limited(app: Packhorse, ledger: Ledger) -> None:
+    """Tasks that are held apart."""
 
     @app.task(name="visit", limit=limit("{room}", to=1, group="rooms"))
     def visit(key: str, room: str, seconds: float = 0.02) -> None:
@@ -139,40 +266,139 @@ def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
 
         @app.task(name=f"hold_{group}", limit=limit("same", to=1, group=group))
         def hold_limited(key: str) -> None:
-            ledger.write(key, "start")
-            _wait_for(ledger_path.parent / f"go-{key}")
-            ledger.write(key, "finish")
+            ledger.hold(key)
 
     @app.task(name="hold_alone", unique=unique("alone"))
     def hold_alone(key: str) -> None:
-        ledger.write(key, "start")
-        _wait_for(ledger_path.parent / f"go-{key}")
-        ledger.write(key, "finish")
+        ledger.hold(key)
 
     @app.task(name="hold_alone_strictly", unique=unique("alone"), on_worker_lost="fail")
     def hold_alone_strictly(key: str) -> None:
+        ledger.hold(key)
+
+
+def _late(app: Packhorse, ledger: Ledger) -> None:
+    """Tasks that run longer than they may."""
+
+    for isolate, prefix in ((False, ""), (True, "isolated_")):
+
+        @app.task(name=f"{prefix}late", timeout=0.5, isolate=isolate)
+        def late(key: str) -> None:
+            ledger.hold(key)
+
+        @app.task(name=f"{prefix}alate", timeout=0.5, isolate=isolate)
+        async def alate(key: str) -> None:
+            ledger.write(key, "start")
+            await asyncio.sleep(HOLD_AT_MOST)
+
+        @app.task(name=f"{prefix}late_once", timeout=0.5, isolate=isolate, retries=1, backoff=0.01)
+        def late_once(key: str) -> None:
+            ledger.write(key, "start")
+            if ledger.starts(key) == 1:
+                _wait_for(ledger.permit(key))
+            ledger.write(key, "finish")
+
+        @app.task(name=f"{prefix}stubborn_late", timeout=0.5, isolate=isolate)
+        def stubborn_late(key: str) -> None:
+            """Holds the interpreter lock, so that nobody in this process can do anything about it."""
+            ledger.write(key, "start")
+            sum(range(10**13))
+
+        @app.task(name=f"{prefix}blocking_late", timeout=0.5, isolate=isolate)
+        async def blocking_late(key: str) -> None:
+            ledger.write(key, "start")
+            time.sleep(HOLD_AT_MOST)
+
+    @app.task(name="asleep_late", timeout=0.5)
+    def asleep_late(key: str) -> None:
+        """In the system, where no exception reaches a thread."""
         ledger.write(key, "start")
-        _wait_for(ledger_path.parent / f"go-{key}")
+        time.sleep(HOLD_AT_MOST)
+
+
+def _isolated(app: Packhorse, ledger: Ledger) -> None:
+    """Tasks in processes of their own."""
+
+    @app.task(name="isolated_hold", isolate=True)
+    def isolated_hold(key: str) -> None:
+        ledger.hold(key)
+
+    @app.task(name="isolated_note", isolate=True)
+    def isolated_note(key: str) -> int:
+        ledger.write(key, "start")
+        ledger.write(key, "finish")
+        return os.getpid()
+
+    @app.task(name="isolated_anote", isolate=True)
+    async def isolated_anote(key: str) -> None:
+        ledger.write(key, "start")
+        await asyncio.sleep(0)
         ledger.write(key, "finish")
 
-    @app.task(name="fork")
-    def fork(key: str) -> None:
-        """Its child enqueues with a store that its parent had open, tells which handles it used, and leaves."""
+    @app.task(name="isolated_die", isolate=True)
+    def isolated_die(key: str, how: str) -> None:
         ledger.write(key, "start")
-        if (child := os.fork()) == 0:
-            status = 1
-            try:
-                note.enqueue(f"{key}-child")
-                status = 0
-            finally:
-                os._exit(status)
-        _, status = os.waitpid(child, 0)
-        note.enqueue(f"{key}-parent")
-        if status != 0:
-            raise ChildProcessError(f"the forked child ended with {status}")
-        ledger.write(key, "finish")
+        match how:
+            case "signal":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "exit":
+                os._exit(7)
+            case "memory":
+                bytearray(1 << 50)
 
-    return app
+    @app.task(name="isolated_deaf", isolate=True)
+    def isolated_deaf(key: str) -> None:
+        """Neither looks nor can be interrupted."""
+        ledger.write(key, "start")
+        sum(range(10**13))
+
+
+def _endless(app: Packhorse, ledger: Ledger) -> None:
+    """Tasks that run until somebody stops them."""
+
+    for isolate, prefix in ((False, ""), (True, "isolated_")):
+
+        @app.task(name=f"{prefix}endless", takes_context=True, isolate=isolate)
+        def endless(context: Context, key: str) -> None:
+            """Leaves at a checkpoint; says where it goes on, and how far it is."""
+            number = context.cursor(0)
+            ledger.write(key, "start")
+            ledger.write(f"{key}/{number}", "from")
+            while True:
+                number += 1
+                context.progress(number)
+                context.checkpoint(number)
+                time.sleep(0.01)
+
+    @app.task(name="follow", takes_context=True)
+    def follow(context: Context, key: str) -> None:
+        ledger.write(key, "start")
+        while not context.stop_requested:
+            time.sleep(0.01)
+        ledger.write(key, "cleaned")
+        context.checkpoint()
+
+    @app.task(name="afollow", takes_context=True)
+    async def afollow(context: Context, key: str) -> None:
+        ledger.write(key, "start")
+        try:
+            while not context.stop_requested:
+                await asyncio.sleep(0.01)
+        finally:
+            ledger.write(key, "cleaned")
+        await context.acheckpoint()
+
+    if how := os.environ.get("FAULTS_LOCAL"):
+
+        @app.task(name="pulse", takes_context=True, local=True, backoff=0.05)
+        def pulse(context: Context) -> None:
+            key = f"pulse-{context.job_id}"
+            ledger.write(key, "start")
+            if how == "fail" and ledger.starts(key) == 1:
+                raise ValueError("not yet")
+            while not context.stop_requested:
+                time.sleep(0.01)
+            ledger.write(key, "finish")
 
 
 def moment_key(context: Context) -> str:
@@ -215,6 +441,11 @@ def from_environment() -> Packhorse:
         if not hasattr(namespace, name):
             raise AttributeError(f"{path} is gone; the fault tests shorten it")
         setattr(namespace, name, value)
+    match os.environ.get("FAULTS_BOOT", "").split():
+        case ["crash", role] if role == _role():
+            raise ImportError("this application cannot be imported")
+        case ["hang", role] if role == _role():
+            time.sleep(HOLD_AT_MOST)
     if "FAULTS_ARMED" in os.environ and not _keep_armed():
         failpoints.arm("")
     settings = json.loads(os.environ.get("FAULTS_SETTINGS", "{}"))

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import select
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable
-from contextlib import closing
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
+
+from chaos.places import lock_holders
 from packhorse import Packhorse
 from packhorse.ids import from_text
 from packhorse.job import Job, JobState
 from tests.faults.apps import Ledger, make_app
+from tests.servers.postgres import Server
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +66,8 @@ class Place:
     constants: dict[str, Any] = field(default_factory=lambda: dict(QUICK))
     store_folder: Path | None = None
     options: str = ""
+    boot: str = ""
+    local: str = ""
 
     def __post_init__(self) -> None:
         self.folder.chmod(0o700)
@@ -91,6 +100,8 @@ class Place:
             "LEDGER": str(self.ledger.path),
             "FAULTS_SETTINGS": json.dumps(self.settings),
             "FAULTS_CONSTANTS": json.dumps(self.constants),
+            "FAULTS_BOOT": self.boot,
+            "FAULTS_LOCAL": self.local,
             "PYTHONUNBUFFERED": "1",
         }
         return kept | ours | more
@@ -113,8 +124,18 @@ class Place:
         """End a `hold`."""
         (self.folder / f"go-{key}").touch()
 
-    def workers(self, *options: str, failpoints: str = "", armed: str = "", log_level: str = "INFO") -> Workers:
-        workers = Workers(self, options, failpoints, armed, log_level)
+    def workers(
+        self,
+        *options: str,
+        failpoints: str = "",
+        armed: str = "",
+        log_level: str = "INFO",
+        processes: int = 1,
+        wrapper: Iterable[str] = (),
+    ) -> Workers:
+        if processes and "--processes" not in options:
+            options = ("--processes", str(processes), *options)
+        workers = Workers(self, options, failpoints, armed, log_level, wrapper)
         self.started.append(workers)
         return workers
 
@@ -132,7 +153,7 @@ class Place:
         lines = [Line(its_key, int(pid), its_what, int(at)) for its_key, pid, its_what, at in split]
         return [line for line in lines if key in (None, line.key) and what in (None, line.what)]
 
-    def wait_started(self, key: str, times: int = 1, within: float = 20.0) -> Line:
+    def wait_started(self, key: str, times: int = 1, within: float = 60.0) -> Line:
         """The line of its n-th start."""
         found = wait_until(lambda: self.lines(key, "start")[times - 1 :], f"{key} started {times} times", within)
         return found[0]
@@ -143,6 +164,14 @@ class Place:
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         with closing(sqlite3.connect(self.database, timeout=20, isolation_level=None)) as connection:
             return connection.execute(statement, parameters).fetchall()
+
+    @contextmanager
+    def locked(self) -> Iterator[float]:
+        """Nobody else can write meanwhile; since when, as `time.time` has it."""
+        with closing(sqlite3.connect(self.database, timeout=20, isolation_level=None)) as connection:
+            connection.execute("begin immediate")
+            yield time.time()
+            connection.execute("rollback")
 
     def rows(self) -> dict[bytes, Row]:
         columns = "job.id, body, state, attempts, losses, finished_at"
@@ -157,11 +186,11 @@ class Place:
         self.app.close()
         return job
 
-    def wait_state(self, id: str, state: str, within: float = 20.0) -> Job:
+    def wait_state(self, id: str, state: str, within: float = 60.0) -> Job:
         wait_until(lambda: self.rows()[from_text(id)].state == state, f"{id} is {state}", within)
         return self.job(id)
 
-    def wait_all_finished(self, within: float = 30.0) -> None:
+    def wait_all_finished(self, within: float = 60.0) -> None:
         def unfinished() -> int:
             return int(self.sql("select count(*) from job where state <= 4")[0][0])
 
@@ -186,6 +215,9 @@ class Place:
             assert self.sql(f"select key, hex(id) from {table}") == [], f"a {table} is out though all is done"
         self.check_whole()
         self._check_ledger(row for row in rows.values() if row.id not in excused)
+        self.check_sound()
+
+    def check_sound(self) -> None:
         assert self.sql("pragma integrity_check") == [("ok",)]
         busy, _, _ = self.sql("pragma wal_checkpoint(truncate)")[0]
         assert busy == 0
@@ -215,11 +247,55 @@ class Place:
             self.app.close()
 
 
+KEY = secrets.token_urlsafe(32)
+HEX = """
+    create or replace function public.hex(value bytea) returns text language sql as
+    $$ select upper(encode(value, 'hex')) $$
+"""
+
+
+class PostgresPlace(Place):
+    """A schema of our own on a server, instead of a file."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        super().__init__(folder, settings=SHORT | {"keys": [KEY]})
+        self.server = server
+        self.schema = f"place_{secrets.token_hex(4)}"
+        self.reached: tuple[str, int] | None = None  # where something stands in front of it
+        server.run(HEX)
+
+    @property
+    def url(self) -> str:
+        if self.reached is not None:
+            return self.server.through(self.reached, "postgres", schema=self.schema)
+        return self.server.url("postgres", schema=self.schema)
+
+    def sql(self, statement: str, *parameters: Any) -> list[Any]:
+        numbers = iter(range(1, statement.count("?") + 1))
+        text = re.sub(r"\?", lambda _: f"${next(numbers)}", statement)
+        with psycopg.connect(self.server.conninfo("postgres"), autocommit=True) as connection:
+            connection.execute(f"set search_path = {self.schema}, public".encode())
+            cursor = psycopg.RawCursor(connection).execute(text.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def check_sound(self) -> None:
+        self.sql("create extension if not exists amcheck schema public")
+        own = f"""
+            select bt_index_check(indexrelid, true) from pg_index join pg_class on pg_class.oid = indrelid
+            where relnamespace = '{self.schema}'::regnamespace
+        """
+        self.sql(own)
+
+    def end(self) -> None:
+        super().end()
+        self.server.run(f"drop schema if exists {self.schema} cascade")
+
+
 def _key(body: bytes | None) -> str:
     if body is None:
         return "?"
     arguments = json.loads(body[BODY_AT:])
-    return str(arguments["a"][0] if arguments["a"] else arguments["k"]["key"])
+    return str(arguments["a"][0] if arguments["a"] else arguments["k"].get("key", "?"))
 
 
 def stands_still(pid: int) -> bool:
@@ -276,19 +352,26 @@ class Client:
 class Workers:
     """`packhorse worker` with its children, known by handles that outlive them."""
 
-    def __init__(self, place: Place, options: Iterable[str], failpoints: str, armed: str, log_level: str) -> None:
+    def __init__(
+        self,
+        place: Place,
+        options: Iterable[str],
+        failpoints: str,
+        armed: str,
+        log_level: str,
+        wrapper: Iterable[str],
+    ) -> None:
         number = len(place.started)
         self._log = place.folder / f"log-{number}"
         self._marker = place.folder / f"armed-{number}"
+        self._lock = place.database.with_name("jobs.db-lock")
         more = {"PACKHORSE_FAILPOINTS": failpoints}
         if armed:
             more["FAULTS_ARMED"] = f"{armed} {self._marker}"
         command = [sys.executable, "-m", "packhorse", "worker", "tests.faults.apps:app", "--log-level", log_level]
-        if "--processes" not in options:
-            command += ["--processes", "1"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *options],
+                [*wrapper, *command, *options],
                 cwd=ROOT,
                 env=place.environment(**more),
                 stdin=subprocess.DEVNULL,
@@ -302,7 +385,7 @@ class Workers:
     def log(self) -> str:
         return self._log.read_text()
 
-    def wait_log(self, text: str, within: float = 20.0) -> None:
+    def wait_log(self, text: str, within: float = 60.0) -> None:
         wait_until(lambda: text in self.log, f"the log says {text!r}", within)
 
     # Children.
@@ -358,11 +441,11 @@ class Workers:
         handle = self._handles.get(pid)
         return handle is None or bool(select.select([handle], [], [], 0)[0])
 
-    def wait_children_gone(self, within: float = 20.0) -> None:
+    def wait_children_gone(self, within: float = 60.0) -> None:
         pids = [pid for role in ("worker", "dispatcher", "scheduler") for pid in self.pids(role)]
         wait_until(lambda: all(map(self.child_ended, pids)), "the children are gone", within)
 
-    def wait_armed_killed(self, armed: str, within: float = 20.0) -> None:
+    def wait_armed_killed(self, armed: str, within: float = 60.0) -> None:
         """The process that was armed died of SIGKILL, and by nobody else's hand."""
         if armed == "supervisor":
             wait_until(lambda: self.process.poll() is not None, "the armed supervisor died", within)
@@ -371,7 +454,7 @@ class Workers:
         wait_until(lambda: self._marker.exists() and self._marker.read_text(), f"a {armed} is armed", within)
         self.wait_log(f"{armed} with pid {self._marker.read_text()} was killed by SIGKILL", within)
 
-    def wait_armed_stopped(self, within: float = 20.0) -> int:
+    def wait_armed_stopped(self, within: float = 60.0) -> int:
         """The process that was armed stands still; its pid."""
         wait_until(lambda: self._marker.exists() and self._marker.read_text(), "one is armed", within)
         pid = int(self._marker.read_text())
@@ -380,10 +463,15 @@ class Workers:
         return pid
 
     def freeze(self) -> None:
-        """The supervisor and all its children, who are in its group."""
-        os.killpg(self.process.pid, signal.SIGSTOP)
-        for pid in [self.process.pid, *self.pids("worker"), *self.pids("dispatcher")]:
-            wait_until(lambda pid=pid: stands_still(pid) or self.child_ended(pid), f"{pid} stands still")  # type: ignore[misc]
+        """The supervisor and its children, who are in its group; not while one of them keeps others from writing."""
+        while True:
+            os.killpg(self.process.pid, signal.SIGSTOP)
+            pids = [pid for role in ("worker", "dispatcher", "scheduler") for pid in self.pids(role)]
+            for pid in [self.process.pid, *pids]:
+                wait_until(lambda pid=pid: stands_still(pid) or self.child_ended(pid), f"{pid} stands still")  # type: ignore[misc]
+            if not lock_holders(self._lock) & {self.process.pid, *pids}:
+                return
+            self.thaw()
 
     def thaw(self) -> None:
         os.killpg(self.process.pid, signal.SIGCONT)
@@ -394,19 +482,30 @@ class Workers:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, number: int = signal.SIGTERM, within: float = 20.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, within: float = 60.0) -> int:
         """Send the signal, wait for the end; the exit status."""
+        self.wait_minds_signals()
         self.process.send_signal(number)
         return self.wait(within)
 
-    def wait(self, within: float = 20.0) -> int:
+    def wait_minds_signals(self) -> None:
+        """A process that is still importing dies of TERM, as any Python does."""
+        status = Path(f"/proc/{self.process.pid}/status")
+
+        def minds() -> bool:
+            caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt:"))
+            return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+        wait_until(lambda: self.process.poll() is not None or minds(), "the supervisor minds signals")
+
+    def wait(self, within: float = 60.0) -> int:
         return self.process.wait(within)
 
     def end(self) -> None:
         for role in ("worker", "dispatcher", "scheduler"):
             self.pids(role)
-        if self.process.poll() is None:
-            self.process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # with whatever its children have started
         self.process.wait()
         for pid, handle in self._handles.items():
             if not self.child_ended(pid):

@@ -94,8 +94,8 @@ def test_a_full_disk_for_longer_than_a_lease_loses_nothing(small_disk: Path, tmp
         place.app.close()
         [until] = place.sql("select max(lease_until) from process")[0]
         wait_until(lambda: place.app.clock.ticks() > until + 500_000, "the leases are over")
+        workers.wait_log("its jobs are stopped")
         place.let_go("held")
-        place.wait_ran("held")
         ballast.unlink()
         place.wait_all_finished()
         assert workers.stop() == 0

@@ -20,7 +20,7 @@ from tests.faults.harness import Place
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: scripts/install-strace"),
+    pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace: scripts/install-for-tests"),
 ]
 CHECKPOINT_PAGES = "packhorse.stores.sqlite_connections.CHECKPOINT_PAGES"
 

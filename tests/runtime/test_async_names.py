@@ -21,9 +21,11 @@ WITHOUT = {
     Schedules: {"declare", "problems", "job_of"},  # ask no store
     JobHandle: set[str](),
     Packhorse: {
-        *("task", "recurring", "register_type", "use", "subscribe"),  # declared before anything runs
-        *("drafted", "tell_enqueued", "stored_priority", "public", "open_failure", "sealed", "write", "close"),
+        *("task", "recurring", "register_type", "use", "subscribe", "hook"),  # declared before anything runs
+        *("drafted", "tell_enqueued", "stored_priority", "public", "open_failure", "sealed", "close"),
+        *("write", "write_many"),  # of which enqueueing is made
         "flow",  # which asks nothing
+        "on",  # which lends a connection
     },
 }
 EVERYTHING = Selection()
@@ -204,6 +206,9 @@ def acts(shop: Packhorse) -> dict[str, Callable[[], Awaitable[Any]]]:
         "change": lambda: control.achange([ready], priority=5, actor="ann", reason="now"),
         "cancel": lambda: control.acancel([ready], actor="ann", reason="now"),
         "retry": lambda: control.aretry([ready], actor="ann", reason="now"),
+        "stop": lambda: control.astop([ready], actor="ann", reason="now"),
+        "restart": lambda: control.arestart([ready], actor="ann", reason="now"),
+        "reload": lambda: control.areload(ready, (7,), actor="ann", reason="now"),
         "act": lambda: control.aact(mail, Change(Act.CANCEL), actor="ann", reason="now"),
         "batches": lambda: listed(control.abatches(mail, Change(Act.RETRY), actor="ann", reason="now")),
         "discard": lambda: control.adiscard([ready], actor="ann", reason="now"),
@@ -228,6 +233,7 @@ def test_acting(shop: Packhorse):
         found[name] = elsewhere(shop, ask)
     assert found.keys() == {name for cls, name in SYNC if cls is Control}
     assert [found[name] for name in ("run_now", "change", "cancel", "retry", "act", "discard")] == [1, 1, 1, 1, 2, 1]
+    assert [found[name] for name in ("stop", "restart", "reload")] == [1, 1, True]
     assert [moved.jobs for moved in found["batches"]] == [2]
     assert (found["resume"], found["resume_task"], found["migrate"]) == (True, True, [])
     done = [it for it in shop.inspection.audit() if it.actor == "ann"]

@@ -1,7 +1,8 @@
 """Asking for jobs: one, many, later, sooner, elsewhere."""
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -294,12 +295,49 @@ def test_a_store_that_goes_away_between_batches_says_how_many_it_took(
         return insert(jobs)
 
     monkeypatch.setattr(app.store, "insert", going)
+    numbers = iter(range(45))
     with pytest.raises(
         EnqueueError,
-        match="Only the first 20 jobs were enqueued; numbers 20 to 29 and all behind them were not: the store is away",
-    ):
-        app.enqueue_many(note.call(number) for number in range(45))
+        match="Only the first 20 jobs were enqueued; numbers 20 to 39 and all behind them were not: the store is away",
+    ) as raised:
+        app.enqueue_many(note.call(number) for number in numbers)
     assert app.inspection.counts()[JobState.READY] == 20
+    assert len(raised.value.left_out) + 20 + len(list(numbers)) == 45  # nothing fell between
+
+
+def test_progress_is_told_after_each_batch(tmp_path: Path):
+    app = Packhorse("shop", f"sqlite:///{tmp_path}/jobs.db", batch_size=10)
+
+    @app.task
+    def note(number: int) -> None: ...
+
+    told: list[int] = []
+    app.enqueue_many((note.call(number) for number in range(25)), progress=told.append)
+    assert told == [10, 20, 25]
+    asyncio.run(app.aenqueue_many([note.call(1)], progress=told.append))
+    assert told == [10, 20, 25, 1]
+    app.enqueue_many([], progress=told.append)
+    assert told == [10, 20, 25, 1]
+    app.close()
+
+
+def test_the_batches_before_a_call_that_cannot_be_made_are_enqueued(tmp_path: Path):
+    """Also the last of them, which is written while the next is made."""
+    app = Packhorse("shop", f"sqlite:///{tmp_path}/jobs.db", batch_size=10)
+
+    @app.task
+    def note(number: int) -> None: ...
+
+    def calls() -> Iterator[Any]:
+        for number in range(25):
+            yield note.call(number)
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError) as raised:
+        app.enqueue_many(calls())
+    assert raised.value.__notes__ == ["20 jobs before it were enqueued; the others of its batch were not."]
+    assert app.inspection.counts()[JobState.READY] == 20
+    app.close()
 
 
 def test_the_file_is_nobody_elses_business(tmp_path: Path):

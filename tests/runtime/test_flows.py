@@ -2,13 +2,14 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from packhorse import Embedded, JobState, Packhorse, limit
+from packhorse import Call, Embedded, JobState, NotFinished, Packhorse, debounce, limit, rate, unique
 from packhorse.errors import ConfigError, EnqueueError, JobFailed
 from packhorse.flow import Batch, Flow, chain, chord, group
 from packhorse.job import Need, NewJob, Parent
@@ -315,10 +316,8 @@ def test_a_batch_grows_while_it_runs(app: Packhorse, kit: Kit):
         batch.add([kit.step.call("late")])
 
 
-def test_members_may_be_added_before_a_batch_is_enqueued_and_an_empty_one_is_refused(app: Packhorse, kit: Kit):
+def test_members_may_be_added_before_a_batch_is_enqueued(app: Packhorse, kit: Kit):
     batch = Batch(on_finish=kit.step.call("over"), on_success=kit.step.call("well"))
-    with pytest.raises(ConfigError, match="no jobs"):
-        batch.enqueue()
     batch.add(kit.step.call("only"))
     with Embedded(app):
         assert batch.enqueue().wait(SOON) == {JobState.SUCCEEDED: 1}
@@ -337,6 +336,324 @@ def test_results_of_a_group_reach_a_coroutine_without_holding_up_its_loop(app: P
     assert flow.results()[-1] == 90
 
 
+# Maps.
+
+
+def test_a_map_is_a_job_for_each_item_and_its_results_come_in_order(app: Packhorse, kit: Kit):
+    flow = kit.double.map(range(20)).enqueue()
+    assert flow.counts() == {JobState.READY: 20}
+    spread = kit.weigh.starmap([(Box(3),), (Box(4), 10)]).enqueue()
+    with Embedded(app, concurrency=4):
+        flow.wait(SOON)
+        spread.wait(SOON)
+    assert flow.results() == [2 * number for number in range(20)]
+    assert spread.results() == [3, 40]
+
+
+def test_a_map_stands_wherever_calls_do(app: Packhorse, kit: Kit):
+    """In a chord, a group, a batch, a flow, a chain, and for `enqueue_many`."""
+    total = chord(kit.double.map(range(10)), kit.add).enqueue()
+    sides = group(kit.double.map([1, 2])).enqueue()
+    batch = Batch(kit.double.map([3, 4]), on_finish=kit.step.call("over")).enqueue()
+    handles = app.enqueue_many(kit.double.map([5, 6]))
+    steps = chain(kit.step.call("first"), kit.double.map([7, 8]), kit.add, kit.double).enqueue()
+    flow = Flow()
+    flow.add(kit.add.call(flow.group(kit.double.map([9])).results))
+    free = flow.enqueue()
+    assert steps.counts() == {JobState.READY: 1, JobState.WAITING: 4}
+    with Embedded(app, concurrency=4):
+        for handle in (total, sides, batch, steps, free):
+            handle.wait(SOON)
+        wait_until(lambda: "over" in kit.done)
+        assert [handle.result(SOON) for handle in handles] == [10, 12]
+    assert total.results()[-1] == 90
+    assert sides.results() == [2, 4]
+    assert batch.results() == [6, 8]
+    assert steps.results() == ["first!", 14, 16, 30, 60]
+    assert free.results()[-1] == 18
+
+
+def test_a_map_is_written_in_batches_and_never_whole_in_memory(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch):
+    """Items are taken at most one batch before they are written."""
+    app = make_app(batch_size=10)
+    kit = Kit(app)
+    sizes, taken = [], 0
+    insert = app.store.insert
+
+    def numbers() -> Iterator[int]:
+        nonlocal taken
+        while taken < 35:
+            taken += 1
+            yield taken
+
+    def seen(jobs: list[NewJob]) -> list[bytes]:
+        sizes.append((len(jobs), taken))
+        return insert(jobs)
+
+    monkeypatch.setattr(app.store, "insert", seen)
+    flow = kit.double.map(numbers()).enqueue()
+    assert [size for size, _ in sizes] == [10, 10, 10, 5]
+    assert all(taken <= 10 * (number + 2) for number, (_, taken) in enumerate(sizes))
+    with Embedded(app):
+        flow.wait(SOON)
+    assert flow.results() == [2 * number for number in range(1, 36)]
+
+
+def test_a_map_that_ends_early_says_what_was_written(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch):
+    """As `enqueue_many` does."""
+    from packhorse.errors import StoreUnavailable
+
+    app = make_app(batch_size=10)
+    kit = Kit(app)
+    insert, left = app.store.insert, 2
+
+    def fail(jobs: list[NewJob]) -> list[bytes]:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise StoreUnavailable("gone")
+        return insert(jobs)
+
+    monkeypatch.setattr(app.store, "insert", fail)
+    with pytest.raises(EnqueueError, match="Only the first 20 jobs") as raised:
+        kit.double.map(range(100)).enqueue()
+    assert len(raised.value.enqueued) == 20
+    assert len(raised.value.left_out) == 20  # and the batch that was made meanwhile
+
+
+def test_a_map_of_what_does_not_fit_is_refused(app: Packhorse, kit: Kit):
+    for make in (
+        lambda: kit.double.map(5),  # type: ignore[arg-type]
+        lambda: kit.double.starmap([(1, 2)]).enqueue(),
+        lambda: kit.double.starmap([7]).enqueue(),  # type: ignore[list-item]
+    ):
+        with pytest.raises(TypeError):
+            make()
+    assert sum(app.inspection.counts().values()) == 0
+
+
+async def test_a_map_is_enqueued_by_coroutines_too(app: Packhorse, kit: Kit):
+    flow = await kit.double.map([1, 2]).aenqueue()
+    with Embedded(app):
+        await flow.awaited(SOON)
+    assert await flow.aresults() == [2, 4]
+
+
+# Nothing at all.
+
+
+def test_callbacks_of_an_empty_batch_begin_at_once(app: Packhorse, kit: Kit):
+    """All of no jobs have succeeded, and none has failed."""
+    calls: dict[str, Any] = {f"on_{name}": kit.step.call(name) for name in ("success", "failure", "finish")}
+    batch = Batch(**calls).enqueue()
+    assert sum(app.inspection.counts().values()) == app.inspection.counts()[JobState.READY] == 2
+    with Embedded(app):
+        wait_until(lambda: len(kit.done) == 2)
+    assert set(kit.done) == {"success", "finish"}
+    assert (batch.wait(0), batch.results(), batch.finished) == ({}, [], True)
+    with pytest.raises(EnqueueError, match="does not wait any more"):
+        batch.add([kit.step.call("late")])
+
+
+@pytest.mark.parametrize("empty", [Flow, Batch, chain, lambda: group([])])
+def test_a_flow_of_no_jobs_has_ended_with_no_results(app: Packhorse, kit: Kit, empty: Callable[[], Flow]):
+    """No store knows of it, as no job says whose it is."""
+    flow = empty().enqueue()
+    assert (flow.counts(), flow.finished, flow.wait(0)) == ({}, True, {})
+    assert (flow.results(), list(flow.jobs()), flow.cancel(), flow.retry()) == ([], [], 0, 0)
+    assert flow.add([]) == []
+    [more] = flow.add([kit.step.call("more")])
+    assert [job.id for job in app.flow(flow.id).jobs()] == [more.id]
+    assert flow.counts() == {JobState.READY: 1}
+
+
+def test_an_empty_map_has_ended_with_no_results(app: Packhorse, kit: Kit):
+    flow = kit.double.map([]).enqueue()
+    assert (flow.wait(0), flow.results()) == ({}, [])
+    total = chord(kit.double.map([]), kit.add).enqueue()
+    with Embedded(app):
+        total.wait(SOON)
+    assert total.results() == [0]
+
+
+def test_what_comes_after_an_empty_group_comes_after_what_that_came_after(app: Packhorse, kit: Kit):
+    """With its results and without, through two of them too."""
+    flow = Flow()
+    first = flow.add(kit.double.call(1))
+    nothing: list[Call[int]] = []
+    second = flow.group(nothing, after=flow.group(nothing, after=first))
+    flow.add(kit.step.call("end"), after=second)
+    flow.add(kit.add.call(second.results))
+    for made in (flow, chain(kit.double.call(1), kit.double.map([]), kit.add, kit.step.call("end"))):
+        handle = made.enqueue()
+        counts = handle.counts()
+        assert (counts[JobState.READY], counts[JobState.WAITING]) == (1, sum(counts.values()) - 1)
+        with Embedded(app):
+            handle.wait(SOON)
+        assert handle.results() in ([2, "end!", 0], [2, 0, "end!"])
+
+
+# Waiting and looking.
+
+
+def test_a_flow_is_waited_for_until_its_time_is_up(app: Packhorse, kit: Kit):
+    flow = chain(kit.double.call(1), kit.double).enqueue()
+    for timeout in (0, 0.05):
+        with pytest.raises(NotFinished, match=flow.id):
+            flow.wait(timeout)
+    assert flow.counts() == {JobState.READY: 1, JobState.WAITING: 1}
+
+
+def test_a_batch_that_grows_is_waited_for_to_its_end(app: Packhorse, kit: Kit):
+    """Also by who began to wait before."""
+    gate = threading.Event()
+
+    @app.task(name="grow")
+    def grow(batch: str, left: int) -> None:
+        gate.wait(SOON)
+        if left:
+            app.flow(batch).add([grow.call(batch, left - 1)])
+
+    batch = Batch(on_finish=kit.step.call("over"))
+    batch.add(grow.call(batch.id, 5))
+    handle = batch.enqueue()
+    with Embedded(app), ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(handle.wait, SOON)
+        gate.set()
+        assert waiting.result() == {JobState.SUCCEEDED: 6}
+
+
+def test_a_flow_is_waited_for_though_a_job_of_it_goes_round_again_meanwhile(
+    app: Packhorse, monkeypatch: pytest.MonkeyPatch
+):
+    """Also behind the back of who waits: when the last has ended, all are looked at once more."""
+    gates = [threading.Event(), threading.Event()]
+    attempts: Counter[str] = Counter()
+
+    @app.task(name="first")
+    def first() -> None:
+        attempts["first"] += 1
+        if attempts["first"] == 1:
+            raise ValueError
+        gates[0].wait(SOON)
+
+    @app.task(name="last")
+    def last() -> None:
+        gates[1].wait(SOON)
+
+    flow = group([first.call(), last.call()]).enqueue()
+    one, other = flow.jobs()
+    passed, wait_jobs = threading.Event(), app.store.wait_jobs
+
+    def noting(ids: Any, timeout: float) -> set[bytes]:
+        if other.id.replace("-", "") in [id.hex() for id in ids]:
+            passed.set()
+        return wait_jobs(ids, timeout)
+
+    monkeypatch.setattr(app.store, "wait_jobs", noting)
+    with Embedded(app, concurrency=2), ThreadPoolExecutor(1) as beside:
+        wait_until(lambda: one.state is JobState.FAILED)
+        waiting = beside.submit(flow.wait, SOON)
+        assert passed.wait(SOON)
+        one.retry()
+        wait_until(lambda: attempts["first"] == 2)
+        gates[1].set()
+        assert not wait([waiting], timeout=0.3).done
+        gates[0].set()
+        assert waiting.result() == {JobState.SUCCEEDED: 2}
+
+
+# Results for tasks with keys.
+
+
+def test_results_are_for_tasks_too_whose_keys_do_not_depend_on_them(app: Packhorse, kit: Kit):
+    """Their keys are those that other jobs with the same arguments have."""
+
+    @app.task(name="static", limit=limit(to=1), rate="1000/s")
+    def static(number: int) -> int:
+        return number
+
+    @app.task(name="by_name", limit=limit("{account}"), rate=rate("1000/s", lambda account, number: account))
+    def by_name(number: int, account: str) -> int:
+        return number
+
+    @app.task(name="single", unique=unique(arguments=["box"]))
+    def single(number: int, box: Box, more: int = 0) -> int:
+        return number
+
+    @app.task(name="weighing", unique=unique(arguments=["name"]))
+    def weighing(box: Box, name: str) -> int:
+        return box.weight
+
+    @app.task(name="keyed", unique=debounce(lambda box, **others: box.weight))
+    def keyed(number: int, box: Box) -> int:
+        return number
+
+    flow = Flow()
+    first = flow.add(kit.double.call(1))
+    packed = flow.add(kit.pack.call(first.result))
+    box = Box(5)
+    for call, other in (
+        (static.call(first.result), static.call(7)),
+        (by_name.call(first.result, "ann"), by_name.call(7, account="ann")),
+        (by_name.call(account="ann", number=first.result), by_name.call(7, "ann")),
+        (single.call(first.result, box), single.call(7, box=box)),
+        (keyed.call(first.result, box), keyed.call(7, box=box)),
+        (weighing.call(packed.result, "ann"), weighing.call(box, name="ann")),
+    ):
+        assert call.terms == other.terms
+        assert call.terms.holds or call.terms.unique
+    flow.add(static.call(first.result))
+    flow.add(by_name.call(first.result, "ann"))
+    flow.add(single.call(first.result, box))
+    flow.add(weighing.call(packed.result, "ann"))
+    handle = flow.enqueue()
+    assert handle.counts() == {JobState.READY: 1, JobState.WAITING: 5}
+    with Embedded(app):
+        handle.wait(SOON)
+    assert handle.results() == [2, Box(2), 2, 2, 2, 2]
+
+
+def test_a_key_of_what_is_to_come_is_refused(app: Packhorse, kit: Kit):
+    """Whatever is done with it; and nobody's `except` makes a key of that."""
+
+    def careful(number: Any) -> str:
+        try:
+            return number.name  # type: ignore[no-any-return]
+        except Exception:
+            return "nobody"
+
+    keys: list[Any] = [
+        limit("{number}"),
+        limit("{number.real}"),
+        limit(lambda number: number),
+        limit(lambda number: f"{number}"),
+        limit(lambda number: "some" if number else "none"),
+        limit(lambda number: number == 5 or "other"),
+        limit(lambda number: "text" if isinstance(number, str) else "number"),
+        limit(lambda number: number % 10),
+        limit(lambda number: {1: "one"}.get(number, "many")),
+        limit(lambda **arguments: str(arguments)),
+        limit(careful),
+        rate("1/s", "{number}"),
+        rate("1/s", lambda number: number + 1),
+        unique(),
+        unique("{number}"),
+        unique(arguments=["number"]),
+        unique(lambda number: len(number)),
+    ]
+    flow = Flow()
+    first = flow.add(kit.double.call(1))
+    for place, key in enumerate(keys):
+        option: Any = {type(key).__name__.lower(): key}
+        task = app.task(name=f"task-{place}", **option)(lambda number: None)
+        with pytest.raises(ConfigError, match=f"task-{place} cannot take the result of another job as 'number'"):
+            task.call(first.result)
+    merging = app.task(name="merging", unique=unique("all", on_conflict="merge"))(lambda number: None)
+    with pytest.raises(ConfigError, match="it merges arguments"):
+        merging.call(first.result)
+
+
 # Bad input.
 
 
@@ -345,16 +662,12 @@ def test_bad_flows_are_refused_where_they_are_made(app: Packhorse, kit: Kit):
     def silent() -> int:
         return 1
 
-    @app.task(name="limited", limit=limit(to=1))
-    def limited(number: int) -> None: ...
-
     @app.task(name="many")
     def many(*numbers: int) -> None: ...
 
     flow, other = Flow(), Flow()
     here, there = flow.add(kit.double.call(1)), other.add(kit.double.call(1))
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: Flow().enqueue(), "no jobs"),
         (lambda: flow.add(kit.double), "made of calls"),  # type: ignore[arg-type]
         (lambda: flow.add(kit.double.call(1), after=there), "only after jobs of its flow"),
         (lambda: flow.add(kit.double.call(there.result)), "only after jobs of its flow"),
@@ -362,7 +675,6 @@ def test_bad_flows_are_refused_where_they_are_made(app: Packhorse, kit: Kit):
         (lambda: chain(kit.double), "first step"),
         (lambda: flow.add(silent.call()).result, "keeps no results"),
         (lambda: kit.double.call(here.result).new_job(), "within a flow"),
-        (lambda: limited.call(here.result), "cannot take the result"),
         (lambda: many.call(here.result), "cannot take the result"),
     ]
     for make, why in cases:
@@ -426,6 +738,8 @@ def test_an_empty_flow_includes_nothing(app: Packhorse, kit: Kit):
     for again in (inner, outer):
         with pytest.raises(ConfigError, match="only once"):
             outer.include(again)
+    with pytest.raises(ConfigError, match="only once"):
+        inner.include(outer)  # that would be a circle
 
 
 def test_a_group_that_keeps_no_results_gives_none(app: Packhorse, kit: Kit):

@@ -13,6 +13,7 @@ from packhorse.job import Claim, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import parse_queues
 from packhorse.runtime.perform import Performer
+from packhorse.runtime.seats import Seat
 from packhorse.runtime.slots import Slots
 from packhorse.runtime.worker import Worker
 from packhorse.stores.contract import Exchanged
@@ -57,11 +58,11 @@ def test_whatever_breaks_around_a_task_the_slot_lives(app: Packhorse, monkeypatc
     real = Performer.in_thread
     calls: list[Claim] = []
 
-    def flaky(self: Performer, claim: Claim) -> Outcome:
+    def flaky(self: Performer, claim: Claim, seat: Seat) -> Outcome:
         calls.append(claim)
         if len(calls) == 1:
             raise MemoryError
-        return real(self, claim)
+        return real(self, claim, seat)
 
     monkeypatch.setattr(Performer, "in_thread", flaky)
     with Embedded(app, concurrency=1):

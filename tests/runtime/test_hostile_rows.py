@@ -19,10 +19,12 @@ from packhorse.job import Claim, Token
 from packhorse.outcome import STRAY_CAP, stray
 from packhorse.queues import EVERYTHING, Entry
 from packhorse.runtime import process as process_module
+from packhorse.runtime import supervisor as supervisor_module
 from packhorse.runtime.child import Plan
+from packhorse.runtime.orphans import Death
 from packhorse.runtime.process import Heart, Process, Trouble, place_of
 from packhorse.runtime.supervisor import Supervisor
-from packhorse.stores.contract import Beaten, Exchanged, Order, OrderKind, ProcessInfo, Retention
+from packhorse.stores.contract import Exchanged, Order, OrderKind, ProcessInfo, Retention
 from packhorse.stores.sqlite import SQLiteStore
 from packhorse.stores.sqlite_connections import raise_translated
 from packhorse.stores.sqlite_exchange import UNION_TERMS
@@ -182,7 +184,7 @@ def test_odd_tokens_are_sorted_all_the_same(shop: Packhorse):
     attack(shop, "update job set nonce = 'x', started_at = 'then' where n = 1")
     attack(shop, "update job set id = 'id' where n = 2")
     assert len(store.held(me)) == 4
-    assert len(store.beat([me, other]).orders) == 4
+    assert len(store.orders([me, other])) == 4
     assert len(store.adopt(other, 2, 10, dead=[me])) == 4
     attack(shop, "update job set state = 7, prune_at = 1, finished_at = 'x' where n = 1")
     attack(shop, "update job set state = 7, prune_at = 1, finished_at = 5 where n > 1")
@@ -330,7 +332,8 @@ def test_a_queue_without_a_name_is_refused(shop: Packhorse):
 class Fails:
     """A role that fails at every second turn, as a worker does that claims, fails and gives back."""
 
-    name, queues, drained = "fails", "", True
+    name, queues = "fails", ""
+    drained, performing, stuck = True, False, False
 
     def __init__(self) -> None:
         self.turns = 0
@@ -349,6 +352,7 @@ class Fails:
 
     def obey(self, orders: Any) -> None: ...
     def quiet(self) -> None: ...
+    def leave(self) -> None: ...
     def end(self) -> None: ...
 
 
@@ -362,8 +366,8 @@ def test_a_role_lives_through_any_error_and_backs_off(shop: Packhorse, caplog: p
     thread.join(SOON)
     assert not thread.is_alive()
     first, *_, fifth = role.failed_at[:5]
-    # Half of 0.1, 0.2, 0.4 and 0.8 s at the least: it had made thousands of turns in that time.
-    assert fifth - first >= 0.7
+    # A tenth of 0.1, 0.2, 0.4 and 0.8 s at the least: it had made hundreds of turns in that time.
+    assert fifth - first >= 0.15
     assert "KeyError at test_hostile_rows.py:" in caplog.text
     assert SECRET not in caplog.text
 
@@ -374,7 +378,7 @@ def test_trouble_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch):
     trouble = Trouble()
     delays = [trouble.delay() for _ in range(12)]
     assert delays[0] <= 0.1
-    assert 2.5 <= min(delays[8:]) <= max(delays) <= 5.0
+    assert 0.6 <= min(delays[8:]) <= max(delays) <= 6.0
     now[0] += process_module.STEADY + 1
     assert trouble.delay() <= 0.1
     assert place_of(StoreError("as it is")) == "as it is"
@@ -384,7 +388,7 @@ def test_trouble_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch):
 def test_a_heart_beats_on(shop: Packhorse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     beats: list[Any] = []
 
-    def beat(processes: Any) -> Beaten:
+    def beat(processes: Any) -> list[bytes]:
         beats.append(processes)
         raise TypeError(SECRET)
 
@@ -406,10 +410,10 @@ def test_a_supervisor_goes_on(shop: Packhorse, monkeypatch: pytest.MonkeyPatch, 
     for name in ("beat", "adopt", "leave"):
         monkeypatch.setattr(shop.store, name, fail)
     supervisor._beat()
-    supervisor._unjudged = {new_id(): "was killed"}
+    supervisor._unjudged = {new_id(): Death("was killed")}
     supervisor._judge_children()
     assert supervisor._unjudged
-    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: (_ for _ in ()).throw(OSError(11, "too many")))
+    monkeypatch.setattr(supervisor_module, "Started", lambda *_: (_ for _ in ()).throw(OSError(11, "too many")))
     supervisor._start(Plan("app", "worker"), 3)
     assert [(plan.role, failures) for _, plan, failures in supervisor._due] == [("worker", 4)]
     turns: list[int] = []

@@ -10,7 +10,7 @@ import pytest
 from packhorse import Packhorse
 from packhorse.errors import StoreError
 from packhorse.job import FailureKind, JobState
-from packhorse.stores import sqlite_jobs
+from packhorse.stores import sql_jobs
 from packhorse.stores.contract import Act, Change, Selection
 
 KEYS = ("a-key-of-thirty-two-characters-or-more",)
@@ -80,6 +80,6 @@ def test_many_jobs_of_a_state_are_selected_as_few_are(shop: Packhorse, monkeypat
     ids = [job.id for job in shop.enqueue_many(task.call(number) for number in range(30))]
     selection = Selection(states=[JobState.READY], tasks=["work"])
     for dense in (5_000, 10):
-        monkeypatch.setattr(sqlite_jobs, "DENSE", dense)
+        monkeypatch.setattr(sql_jobs, "DENSE", dense)
         assert [job.id for job in shop.inspection.jobs(selection, page=7)] == sorted(ids)
     assert shop.control.act(selection, Change(Act.CANCEL)) == 30

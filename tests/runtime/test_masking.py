@@ -236,7 +236,7 @@ def found_in(outputs: Outputs, caplog: pytest.LogCaptureFixture, known: list[Can
 
 
 @KINDS
-@pytest.mark.parametrize("count", [180, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [180, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.thorough])])
 def test_none_of_a_thousand_canaries_is_seen_by_anybody(
     app: Packhorse, debug: pytest.LogCaptureFixture, coroutine: bool, count: int
 ):

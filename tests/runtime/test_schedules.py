@@ -1,7 +1,9 @@
 """Schedules as a program uses them: declared, made and edited at run time, and ticked by any number of schedulers."""
 
+import secrets
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -9,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from packhorse import Context, Embedded, JobState, Packhorse, Selection
+from packhorse import Context, Embedded, JobState, Packhorse, Selection, every, once
 from packhorse.clock import SECOND, ManualClock, to_datetime
-from packhorse.errors import ConfigError, ScheduleNotFound, StoreDataError
-from packhorse.moments import every, once
+from packhorse.control import me
+from packhorse.errors import ConfigError, PayloadError, ScheduleNotFound, StoreDataError, StoreUnavailable
+from packhorse.pickling import PickleCodec
 from packhorse.runtime.scheduler import PATIENCE, Scheduler
 from packhorse.stores.contract import StoredSchedule
+from packhorse.testing import inline
 from tests.waiting import wait_until
 
 MakeApp = Callable[..., Packhorse]
@@ -367,6 +371,15 @@ def test_the_applications_time_zone_counts_where_a_schedule_names_none(make_app:
         ({"rule": "@daily", "key": "x" * 120}, "at most 100"),
         ({"rule": "@daily", "repeats": -2}, "repeats"),
         ({"rule": "@daily", "misfire": "never"}, "misfire"),
+        ({"rule": "@daily", "overlap": "never"}, "overlap"),
+        ({"rule": "@daily", "grace": -1}, "grace"),
+        ({"rule": "@daily", "jitter": "long"}, "jitter"),
+        ({"rule": "@daily", "start": "soon"}, "start takes a datetime"),
+        ({"rule": "@daily", "start": datetime(2026, 5, 2), "end": datetime(2026, 5, 1)}, "no moment between"),
+        ({"rule": "61 * * * *"}, "Cannot use the cron expression"),
+        ({"rule": "@dayly"}, "There is no cron word"),
+        ({"rule": "every 0s"}, "at least one second"),
+        ({"rule": 5}, "rule of a schedule"),
         ({"rule": "@daily", "queue_name": "no good"}, "queue name"),
         ({"rule": "@daily", "priority": 1000}, "priority"),
     ],
@@ -376,6 +389,22 @@ def test_bad_schedules_are_refused_where_they_are_made(app: Packhorse, options: 
     bounds: Any = {name: value for name, value in {"key": "k", **options}.items() if name != "rule"}
     with pytest.raises(ConfigError, match=why):
         app.schedules.add(task.call(), options["rule"], **bounds)
+    with pytest.raises(ConfigError, match=why):
+        app.recurring(options["rule"], **bounds)(task)
+    assert (list(app.schedules.all()), app.schedules.declared) == ([], [])
+
+
+def test_a_schedule_is_declared_once_and_on_a_task(app: Packhorse):
+    task = app.recurring("@daily")(app.task(name="work")(lambda: None))
+    for make, why in (
+        (lambda: app.recurring("@weekly")(task), "There is a schedule 'work' already"),
+        (lambda: app.recurring("@weekly", key="other")(print), "goes on a task"),  # type: ignore[type-var]
+    ):
+        with pytest.raises(ConfigError, match=why):
+            make()
+    with pytest.raises(TypeError, match="cannot be called like this"):
+        app.recurring("@weekly", key="other", args=(1,))(task)
+    assert [it.key for it in app.schedules.declared] == ["work"]
 
 
 async def test_the_async_names_do_the_same(app: Packhorse):
@@ -385,6 +414,131 @@ async def test_the_async_names_do_the_same(app: Packhorse):
     assert [it.key async for it in app.schedules.aall()] == ["k"]
     assert (await app.schedules.arun_now("k")).id
     await app.schedules.aremove("k")
+
+
+# Arguments that only their codec reads, or that nobody may see.
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"encryption": True, "keys": (secrets.token_urlsafe(32),)}], ids=["plain", "encrypted"]
+)
+@pytest.mark.parametrize("codec", [None, PickleCodec()], ids=["own", "pickle"])
+def test_changed_arguments_begin_anew_and_equal_ones_do_not(
+    make_app: MakeApp, clock: ManualClock, settings: dict[str, Any], codec: PickleCodec | None
+):
+    """Whoever wrote them, in whatever order, and though nothing of them is shown."""
+    store = make_app(clock=clock).store
+    seen: list[Any] = []
+
+    def deploy(*args: Any) -> Packhorse:
+        fresh = Packhorse("shop", store, clock=clock, **settings)
+        options: Any = {"codec": codec}
+        task = fresh.task(name="work", **options)(lambda *args: seen.append(args))
+        fresh.recurring(every(60), key="often", args=args)(task)
+        scheduler(fresh)
+        return fresh
+
+    deploy({"a": 1, "b": 2}, {5, 6})
+    before = store.schedule("often")
+    clock.advance(10)
+    deploy({"b": 2, "a": 1} if codec is not None else {"a": 1, "b": 2}, {6, 5})
+    assert store.schedule("often") == before
+    app = deploy({"a": 1, "b": 3}, {5, 6})
+    after = store.schedule("often")
+    assert before is not None
+    assert after is not None
+    assert after.fingerprint != before.fingerprint
+    role = Scheduler(app)
+    clock.advance(60)
+    role.turn()
+    with Embedded(app):
+        wait_until(lambda: seen == [({"a": 1, "b": 3}, {5, 6})])
+        app.schedules.run_now("often")
+        wait_until(lambda: len(seen) == 2)
+
+
+def test_a_codec_that_cannot_compare_its_arguments_begins_anew(make_app: MakeApp, clock: ManualClock):
+    """Rather than keep what may be old."""
+    store = make_app(clock=clock).store
+
+    def deploy() -> str:
+        fresh = Packhorse("shop", store, clock=clock)
+        task: Any = fresh.task(name="work", codec=PickleCodec())(lambda thing: None)
+        fresh.recurring(every(60), key="often", args=(Incomparable(),))(task)
+        scheduler(fresh)
+        row = store.schedule("often")
+        assert row is not None
+        assert row.error == ""
+        return row.fingerprint
+
+    assert deploy() != deploy()
+
+
+class Incomparable:
+    def __eq__(self, other: object) -> bool:
+        raise ValueError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_store_that_fails_is_no_fault_of_a_schedule(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch):
+    """It is not written down as its error."""
+    app = make_app()
+    task: Any = app.task(name="work", codec=PickleCodec())(lambda: None)
+    app.recurring(every(60))(task)
+
+    def fail(key: str) -> None:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(app.store, "schedule", fail)
+    with pytest.raises(StoreUnavailable):
+        app.schedules.save()
+
+
+def test_a_task_with_a_codec_is_scheduled_at_run_time_too(app: Packhorse, clock: ManualClock):
+    seen: list[Any] = []
+    task: Any = app.task(name="work", codec=PickleCodec())(lambda *args, **kwargs: seen.append((args, kwargs)))
+    app.schedules.add(task.call(1, at={2}), every(60), key="often")
+    role = scheduler(app)
+    clock.advance(61)
+    role.turn()
+    app.schedules.edit("often", call=task.call(frozenset({3})))
+    clock.advance(60)
+    role.turn()
+    with Embedded(app):
+        wait_until(lambda: len(seen) == 2)
+    assert seen == [((1,), {"at": {2}}), ((frozenset({3}),), {})]
+    with pytest.raises(PayloadError, match="the task's own codec"):
+        app.schedules.shown_arguments("often")
+
+
+# By hand.
+
+
+def test_a_job_besides_the_moments_says_who_asked_and_why(app: Packhorse):
+    task = app.task(name="work")(lambda: None)
+    app.schedules.add(task.call(), "@daily", key="k", actor="ann")
+    app.schedules.run_now("k", reason="they cannot wait", actor="bob")
+    app.schedules.run_now("k")
+    mine, bobs, _ = app.inspection.audit()
+    assert (bobs.actor, bobs.act, bobs.reason, bobs.jobs) == ("bob", "run_schedule", "they cannot wait", 1)
+    assert (mine.actor, mine.reason) == (me(), "")
+    with pytest.raises(ScheduleNotFound):
+        app.schedules.run_now("unknown", reason="no")
+    assert len(app.inspection.audit()) == 3
+
+
+def test_inline_a_job_besides_the_moments_is_performed_at_once(app: Packhorse):
+    """Behind the stroke that inserts it: others may use the store meanwhile."""
+
+    @app.task(name="ask")
+    def ask() -> int:
+        with ThreadPoolExecutor(1) as beside:
+            return beside.submit(lambda: len(app.inspection.audit())).result(timeout=20)
+
+    with inline(app):
+        app.schedules.add(ask.call(), "@daily", key="k")
+        assert app.schedules.run_now("k").result(timeout=0) == 2
 
 
 # One that another scheduler may understand, and one that nobody does.

@@ -19,7 +19,7 @@ from packhorse.runtime.perform import Performer
 from packhorse.runtime.process import Process
 from packhorse.runtime.slots import Slots
 from packhorse.runtime.worker import Worker
-from packhorse.stores.contract import Exchanged
+from packhorse.stores.contract import Exchanged, Order, OrderKind
 from tests.waiting import wait_until
 
 SOON = 20.0
@@ -152,7 +152,7 @@ def test_a_cancelled_function_runs_to_its_end_but_not_again(app: Packhorse):
         assert begun.acquire(timeout=SOON)
         assert returns.cancel("enough")
         assert fails.cancel("enough")
-        orders = embedded._processes[0].role._performer.cancelled  # type: ignore[attr-defined]
+        orders = embedded._processes[0].role._performer.orders  # type: ignore[attr-defined]
         wait_until(lambda: len(orders) == 2, "the orders to arrive")
         go.set()
         assert returns.result(SOON) == "done"
@@ -189,7 +189,7 @@ def test_a_coroutine_that_is_cancelled_before_it_begins_gives_its_slot_back(app:
     assert busy.wait(SOON)
     first, second = claim_of(quick, 1), claim_of(quick, 2)
     slots.put([first, second])
-    slots.cancel(first.token, "enough")
+    slots.obey(Order(OrderKind.CANCEL, first.token, "enough"))
     free.set()
     wait_until(lambda: len(ended) == 2)
     slots.close()

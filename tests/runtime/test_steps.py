@@ -30,7 +30,6 @@ from packhorse import (
     current_context,
     limit,
 )
-from packhorse.errors import StoreUnavailable
 from packhorse.ids import from_text, new_id
 from packhorse.job import Token
 from packhorse.outcome import release
@@ -357,29 +356,6 @@ def test_a_lost_claim_is_no_error_of_the_task():
     """So that nobody catches it by accident, nor is it reported."""
     assert not issubclass(PutBack, Exception)
     assert issubclass(ClaimLost, PutBack)
-
-
-def test_a_store_in_trouble_fails_the_attempt(app: Packhorse, monkeypatch: pytest.MonkeyPatch):
-    """What could not be kept is done again, by the task's own retries."""
-    done: list[str] = []
-    record = app.store.record
-    trouble = iter([StoreUnavailable("busy")])
-
-    def troubled(*args: Any) -> bool:
-        if (error := next(trouble, None)) is not None:
-            raise error
-        return record(*args)
-
-    monkeypatch.setattr(app.store, "record", troubled)
-
-    @app.task(takes_context=True, **AGAIN)
-    def order(context: Context) -> int:
-        context.step("charge", noted, done, "charge")
-        return context.attempt
-
-    with Embedded(app):
-        assert order.enqueue().result(SOON) == 2
-    assert done == ["charge", "charge"]
 
 
 # Checkpoints.

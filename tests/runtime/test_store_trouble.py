@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from packhorse import JobState, Packhorse, ResultUnavailable
+from packhorse import Context, JobState, Packhorse, ResultUnavailable
 from packhorse.errors import StoreDataError, StoreUnavailable
+from packhorse.flow import chain
+from packhorse.job import StoredJob
 from packhorse.outcome import Outcome
 from packhorse.runtime.embedded import Embedded
-from packhorse.stores.contract import Exchanged
+from packhorse.stores.contract import Exchanged, Selection
 from tests.waiting import wait_until
 
 SOON = 20.0
@@ -170,3 +172,94 @@ def test_a_worker_that_stops_while_its_store_is_away_gives_up_in_time(
         for process in embedded._processes:
             process.stop(within=0.2)
     assert not any(thread.is_alive() for thread in embedded._threads)
+
+
+def test_a_store_that_is_away_fails_no_step(app: Packhorse, monkeypatch: pytest.MonkeyPatch):
+    """For a moment: it is asked again. For longer: the job comes back, unspent, and what was kept is there."""
+    done: list[str] = []
+
+    @app.task(takes_context=True)
+    def pay(context: Context) -> list[str]:
+        context.step("charge", done.append, "charged")
+        context.step("ship", done.append, "shipped")
+        return done
+
+    record, times = app.store.record, [0]
+
+    def flaky(*args: Any) -> bool:
+        times[0] += 1
+        if times[0] in (1, 3, 4, 5):
+            raise StoreUnavailable("away")
+        return record(*args)
+
+    monkeypatch.setattr(app.store, "record", flaky)
+    monkeypatch.setattr("packhorse.steps.WAITS", (0.01, 0.01))
+    monkeypatch.setattr("packhorse.steps.AGAIN", 0)
+    with Embedded(app):
+        job = pay.enqueue()
+        assert job.result(20) == ["charged", "shipped", "shipped"]
+    assert (job.look().attempts, job.look().failures) == (1, ())
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_a_job_that_could_not_ask_for_results_goes_back(
+    app: Packhorse, coroutine: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing of it has begun, so that a moment without the store neither fails it nor spends an attempt."""
+    app.task(name="first")(lambda: 20)
+
+    async def double(number: int) -> int:
+        return 2 * number
+
+    app.task(name="double")(double if coroutine else lambda number: 2 * number)
+    ask, asked = app.store.job, Counter[str]()
+
+    def job(id: bytes) -> StoredJob | None:
+        if threading.current_thread() is not threading.main_thread():
+            asked["times"] += 1
+            if asked["times"] <= 2:
+                raise StoreUnavailable("not now")
+        return ask(id)
+
+    monkeypatch.setattr(app.store, "job", job)
+    flow = chain(app.tasks["first"].call(), app.tasks["double"]).enqueue()
+    with Embedded(app):
+        assert flow.wait(SOON) == {JobState.SUCCEEDED: 2}
+    assert flow.results() == [20, 40]
+    assert [job.attempts for job in app.store.jobs(Selection())] == [1, 1]
+
+
+@pytest.mark.parametrize("by", ["operator", "worker"])
+def test_a_coroutine_that_is_stopped_while_it_asks_for_results(
+    app: Packhorse, by: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It has not begun: it is cancelled where somebody asked for that, else it goes back; it does not fail."""
+    app.task(name="first")(lambda: 20)
+
+    async def double(number: int) -> int:
+        return 2 * number
+
+    app.task(name="double")(double)
+    ask, asked, answer = app.store.job, threading.Event(), threading.Event()
+
+    def job(id: bytes) -> StoredJob | None:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            answer.wait(SOON)
+        return ask(id)
+
+    monkeypatch.setattr(app.store, "job", job)
+    flow = chain(app.tasks["first"].call(), app.tasks["double"]).enqueue()
+    *_, last = flow.jobs()
+    try:
+        with Embedded(app) as embedded:
+            assert asked.wait(SOON)
+            if by == "operator":
+                app.control.cancel([last.id])
+            else:
+                embedded._processes[0].stop(within=0)
+            wait_until(lambda: last.look().state is not JobState.RUNNING)
+    finally:
+        answer.set()
+    state = JobState.CANCELLED if by == "operator" else JobState.READY
+    assert (last.look().state, last.look().attempts) == (state, 0)

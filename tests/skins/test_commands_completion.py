@@ -45,7 +45,10 @@ def test_the_shell_is_the_users(packhorse: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_commands_and_states_are_offered(shop: Path):
-    assert offered("jobs", "") == ["cancel", "discard", "list", "retry", "run-now", "show"]
+    assert offered("jobs", "") == [
+        *("cancel", "discard", "list", "reload", "restart"),
+        *("retry", "run-now", "show", "stop"),
+    ]
     assert offered("jobs", "list", "--state", "s") == ["scheduled", "succeeded"]
 
 

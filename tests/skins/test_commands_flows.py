@@ -67,6 +67,21 @@ def test_callbacks_are_shown_by_their_names(app: Packhorse, packhorse: Run):
     assert "on_finish" in output
 
 
+def test_callbacks_of_a_job_are_found_by_its_id(app: Packhorse, packhorse: Run):
+    """And called off, which leaves the job alone."""
+    double: Any = app.tasks["busy_shop.double"]
+    job = double.using(on_success=double.call(2), on_finish=double.call(3)).enqueue(1)
+    shown = told(packhorse("flows", "show", job.id, "--json"))
+    assert shown["counts"] == {}
+    assert [(it["callback"], it["state"]) for it in shown["jobs"]] == [
+        ("on_finish", "waiting"),
+        ("on_success", "waiting"),
+    ]
+    cancelled = packhorse("flows", "cancel", job.id, "--app", "busy_shop", "--reason", "not today")
+    assert cancelled.output == "Cancelled 2 jobs.\n"
+    assert job.state is JobState.READY
+
+
 def test_a_flow_is_cancelled_and_resumed(app: Packhorse, flow: FlowHandle, packhorse: Run):
     """Both are kept in the audit."""
     on = ("--app", "busy_shop", "--actor", "eve")

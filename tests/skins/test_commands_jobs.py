@@ -12,7 +12,7 @@ import pytest
 from packhorse import Embedded, JobState, Packhorse
 from packhorse.ids import new_id, to_text
 from packhorse.queues import EVERYTHING
-from packhorse.stores.contract import ProcessInfo
+from packhorse.stores.contract import OrderKind, ProcessInfo
 from tests.skins.shops import Run, at_a_terminal, busy_shop, performed, told
 
 
@@ -296,12 +296,52 @@ def test_running_jobs_obey_only_their_own_application(app: Packhorse, packhorse:
         refused = packhorse("jobs", "cancel", *which)
         assert refused.exit_code == 1
         assert "obey only their own application" in refused.output
-    assert app.store.beat([me]).orders == []
+    assert app.store.orders([me]) == []
     asked = packhorse("jobs", "cancel", job, "--app", "busy_shop")
-    assert asked.output == (
-        "Cancelled 0 jobs. 1 running job was asked to end: a coroutine does, a plain function may ignore it.\n"
-    )
-    assert app.control.trusted(app.store.beat([me]).orders)
+    assert asked.output == ("Cancelled 0 jobs. 1 running job was asked to end, and what does not is interrupted.\n")
+    assert app.control.trusted(app.store.orders([me]))
+
+
+def test_jobs_are_stopped_and_restarted(app: Packhorse, packhorse: Run):
+    """Those that run are asked to; what was stopped is shown so."""
+    on = ("--app", "busy_shop")
+    runs, waits = (app.tasks["busy_shop.double"].enqueue(number).id for number in (1, 2))
+    me = new_id()
+    app.store.enroll(ProcessInfo(me, "worker", "here", 1, "*"), 60_000_000)
+    [claim] = app.store.exchange(me, 1, [], EVERYTHING, 1).claims
+    stopped = packhorse("jobs", "stop", runs, waits, *on, "--reason", "for the night")
+    assert stopped.output == "Stopped 1 job. 1 running job was asked to end, and what does not is interrupted.\n"
+    assert [order.reason for order in app.control.trusted(app.store.orders([me]))] == ["stopped: for the night"]
+    assert "stopped" in packhorse("jobs", "list", "busy_shop").output
+    assert "cancelled (stopped)" in packhorse("jobs", "show", waits, *on).output
+    assert told(packhorse("jobs", "restart", runs, waits, *on, "--json")) == {"act": "restart", "jobs": 1, "asked": 1}
+    [order] = app.control.trusted(app.store.orders([me]))
+    assert (order.kind, order.token) == (OrderKind.RESTART, claim.token)
+    assert app.job(waits).state is JobState.READY
+    refused = packhorse("jobs", "restart", waits, *on)
+    assert refused.exit_code == 1
+    assert f"Job {waits} is ready: it would have to be running, failed or cancelled." in refused.output
+    assert "obey only their own application" in packhorse("jobs", "restart", runs).output
+
+
+def test_a_job_is_reloaded(app: Packhorse, packhorse: Run):
+    """Arguments are given as to `enqueue`, and fit the task."""
+    on = ("--app", "busy_shop")
+    id = app.tasks["busy_shop.double"].enqueue(1).id
+    done = packhorse("jobs", "reload", id, "number=21", *on, "--reason", "typo", "--actor", "ann")
+    assert (done.exit_code, done.output[:11]) == (0, "The job run")
+    assert app.inspection.audit(1)[0][1:] == ("ann", "reload", "typo", 1)
+    with Embedded(app):
+        assert app.job(id).result(10) == 42
+    late = packhorse("jobs", "reload", id, "5", *on)
+    assert late.exit_code == 1
+    assert "has succeeded" in late.output
+    wrong = packhorse("jobs", "reload", id, "5", "6", *on)
+    assert wrong.exit_code == 2
+    assert "cannot be called like this" in wrong.output
+    unknown = packhorse("jobs", "reload", id, "5", "--app-name", "busy")
+    assert unknown.exit_code == 1
+    assert "name its application with --app" in unknown.output
 
 
 @pytest.mark.slow

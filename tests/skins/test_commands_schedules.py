@@ -230,12 +230,17 @@ def test_one_is_paused_and_resumed(app: Packhorse, packhorse: Run):
 
 
 def test_one_runs_now_besides_its_moments(app: Packhorse, packhorse: Run):
-    """The id is printed."""
+    """The id is printed; the audit says who and why."""
     before = view(app, "nightly").next_at
     job = app.job(packhorse("schedules", "run-now", "nightly", *ON).stdout.strip()).look()
     assert (job.task, job.queue, job.tags) == ("night_shop.clean", "low", ("schedule:nightly",))
-    assert app.job(told(packhorse("schedules", "run-now", "nightly", *ON, "--json"))["id"])
+    why = ("--reason", "the disk is empty", "--actor", "eve")
+    assert app.job(told(packhorse("schedules", "run-now", "nightly", *ON, "--json", *why))["id"])
     assert view(app, "nightly").next_at == before
+    [last, first] = app.inspection.audit()
+    assert (last.actor, last.act, last.reason, last.jobs) == ("eve", "run_schedule", "the disk is empty", 1)
+    assert (first.act, first.reason) == ("run_schedule", "")
+    assert first.actor
 
 
 def test_one_is_removed_after_asking(app: Packhorse, packhorse: Run, shop: Path):

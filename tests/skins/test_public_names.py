@@ -92,14 +92,18 @@ def test_every_name_is_there():
 
 
 HEAVY = {"asyncio", "importlib.metadata", "packhorse.runtime", "socket", "sqlite3", "subprocess", "tomllib"}
+HEAVY |= {"cronsim", "packhorse.moments", "packhorse.scheduling", "packhorse.zones"}
 
 
 def test_who_only_enqueues_imports_no_worker():
-    """Nor what only workers, coroutines and files of settings need; all names are there all the same."""
+    """Nor what only workers, schedules, coroutines and files of settings need; all names are there all the same."""
     program = """
 import sys, packhorse
 print(*sys.modules)
 assert packhorse.Embedded is __import__("packhorse.runtime.embedded").runtime.embedded.Embedded
+import packhorse.moments
+assert packhorse.cron is packhorse.moments.cron
+assert packhorse.monthly is packhorse.moments.monthly
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not HEAVY & set(ran.stdout.split())

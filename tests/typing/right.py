@@ -23,6 +23,7 @@ from packhorse import (
     JobFailed,
     JobHandle,
     JobState,
+    Mapped,
     Middleware,
     Packhorse,
     Progress,
@@ -276,8 +277,16 @@ def turns() -> None:
 
 # Flows: what stands for a result has its type.
 @app.task
-def count(lines: list[str]) -> int:
-    return len(lines)
+def count(lines: list[str], least: int = 0) -> int:
+    return max(least, len(lines))
+
+
+@app.task
+def tell(id: str, loudly: bool = False) -> None: ...
+
+
+@app.task(on_success=nothing.call(), on_failure=tell, on_finish=tell)
+def watched() -> None: ...
 
 
 flow = Flow()
@@ -291,8 +300,22 @@ assert_type(flow.enqueue(), FlowHandle)
 chord([resize.call(5), resize.call(6)], count).enqueue()
 assert_type(group(resize.call(number) for number in range(3)).enqueue().counts(), dict[JobState, int])
 batch = Batch([resize.call(7)], on_success=nothing.call(), on_finish=nothing.call()).enqueue()
+Batch([resize.call(7)], on_finish=tell)
 assert_type(batch.add([resize.call(8)]), list[JobHandle[Any]])
 assert_type(batch.finished, bool)
+
+
+# Maps.
+assert_type(resize.map([1, 2]), Mapped[str])
+assert_type(resize.map(range(3)).enqueue(), FlowHandle)
+assert_type(fetch.map(["a", "b"]), Mapped[str | None])
+assert_type(flow.group(resize.map([9])).results, list[str])
+assert_type(resize.using(priority=3).map([1, 2]), Mapped[str])
+assert_type(mail.starmap([("ann", ["bob"]), ("cid",)]), Mapped[None])
+chord(resize.map([1, 2]), count).enqueue()
+chain(resize.map([1, 2]), count).enqueue()
+app.enqueue_many(resize.map([1, 2]))
+resize.using(on_finish=tell, on_failure=nothing.call()).enqueue(1)
 
 
 async def later(handle: FlowHandle) -> None:

@@ -2,7 +2,23 @@
 
 from datetime import timedelta
 
-from packhorse import Batch, Context, Flow, JobHandle, Middleware, Packhorse, Secret, chord, gather, limit, rate, unique
+from packhorse import (
+    Batch,
+    Context,
+    Flow,
+    JobHandle,
+    Middleware,
+    Packhorse,
+    Secret,
+    chord,
+    cron,
+    daily,
+    every,
+    gather,
+    limit,
+    rate,
+    unique,
+)
 
 app = Packhorse("shop", "memory://")
 
@@ -145,4 +161,16 @@ flow.add(resize.call(2), after="first")  # error
 flow.add(resize.call(2), on_failure="maybe")  # error
 chord([resize.call(1)], resize)  # error
 Batch([resize])  # error
+Batch(on_finish=resize)  # error
+app.task(on_finish=resize)  # error
+app.task(on_finish="told")  # error
+resize.using(on_failure=resize)  # error
+resize.map(["a"])  # error
+resize.map(5)  # error
+chord(resize.map([1]), resize)  # error
+every("minute")  # error
+cron(5)  # error
+daily("09:00")  # error
+app.recurring(5)  # error
+app.recurring(every(60), overlap="never")  # error
 node.result.nonsense()  # error

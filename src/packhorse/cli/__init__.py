@@ -13,7 +13,7 @@ from packhorse.cli.completing import completion
 from packhorse.cli.dead import dead
 from packhorse.cli.enqueueing import enqueue
 from packhorse.cli.flows import flows
-from packhorse.cli.health import doctor
+from packhorse.cli.health import doctor, health
 from packhorse.cli.jobs import jobs
 from packhorse.cli.limits import limits
 from packhorse.cli.queues import queues
@@ -71,6 +71,7 @@ for command in (
     signal,
     check,
     doctor,
+    health,
     migrate,
     completion,
     failpoints,

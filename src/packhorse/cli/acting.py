@@ -18,7 +18,7 @@ from packhorse.control import IDS_AT_ONCE, known_id
 from packhorse.errors import JobNotFound
 from packhorse.ids import from_text, to_text
 from packhorse.job import FINISHED, JobState, StoredJob
-from packhorse.stores.contract import Act, Change, Selection
+from packhorse.stores.contract import ORDERS, Act, Change, Selection
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,6 +39,8 @@ class Deed:
 
 RETRY = Deed(Act.RETRY, frozenset({JobState.FAILED, JobState.CANCELLED}), "retry", "Retried")
 CANCEL = Deed(Act.CANCEL, UNFINISHED, "cancel", "Cancelled")
+STOP = Deed(Act.STOP, UNFINISHED, "stop", "Stopped")
+RESTART = Deed(Act.RESTART, frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLED}), "restart", "Restarted")
 RUN_NOW = Deed(Act.RUN_NOW, frozenset({JobState.SCHEDULED}), "make ready", "Made ready")
 DISCARD = Deed(Act.DISCARD, frozenset(JobState) - {JobState.RUNNING}, "discard", "Discarded", destroys=True)
 REPLAY = Deed(Act.RETRY, frozenset({JobState.FAILED}), "replay", "Replayed")
@@ -184,7 +186,7 @@ def _found(app: Packhorse, selection: Selection, choice: Choice) -> tuple[list[b
 
 
 def _check_order(deed: Deed, target: Target, running: int) -> None:
-    if deed.act is Act.CANCEL and running and not target.named:
+    if deed.act in ORDERS and running and not target.named:
         raise click.ClickException(
             f"{count(running)} of these run, and their workers obey only their own application: name it with --app or "
             "--app-name, or leave the running ones out with --state."
@@ -210,7 +212,7 @@ def asked_text(number: int) -> str:
     if not number:
         return ""
     was = "was" if number == 1 else "were"
-    return f" {count(number, 'running job')} {was} asked to end: a coroutine does, a plain function may ignore it."
+    return f" {count(number, 'running job')} {was} asked to end, and what does not is interrupted."
 
 
 def _listed(states: Iterable[JobState]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -32,14 +32,22 @@ def parse_arguments(arguments: Iterable[str], kwargs: str | None) -> tuple[list[
     return args, named
 
 
-def made_call(task: BaseTask[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Call[Any]:
+def fitting(
+    task: BaseTask[..., Any], args: list[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """As the function takes them."""
     try:
         task.check_call(args, kwargs)
         if task.shapes and task.stored.codec is None:  # the function wants a dataclass, and JSON gave a dictionary
-            args, kwargs = task.shapes.load_arguments(args, kwargs)
-        return task.call(*args, **kwargs)
+            return task.shapes.load_arguments(args, kwargs)
+        return args, kwargs
     except TypeError as error:
         raise click.UsageError(str(error)) from None
+
+
+def made_call(task: BaseTask[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Call[Any]:
+    args_, kwargs_ = fitting(task, args, kwargs)
+    return task.call(*args_, **kwargs_)
 
 
 def _value(text: str) -> Any:

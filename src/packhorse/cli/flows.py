@@ -14,11 +14,10 @@ from packhorse.cli.selecting import limit_option
 from packhorse.cli.showing import cell, count, note, print_json, show, table
 from packhorse.control import known_id
 from packhorse.errors import JobNotFound
-from packhorse.flow import CALLBACKS, FAILURE, FINISH, SUCCESS, FlowHandle
+from packhorse.flow import FlowHandle
 from packhorse.job import Job, JobState
 from packhorse.stores.contract import Act, Change, Selection
-
-NAMES = {SUCCESS: "on_success", FAILURE: "on_failure", FINISH: "on_finish"}
+from packhorse.task import CALLBACK_NAMES, CALLBACKS
 
 
 @click.group()
@@ -58,7 +57,9 @@ def show_flow(target: Target, id: str, limit: int, after: int | None, as_json: b
             {
                 "id": flow.id,
                 "counts": flow.counts(),
-                "jobs": [job_dict(job) | {"place": place, "callback": NAMES.get(place)} for place, job in page],
+                "jobs": [
+                    job_dict(job) | {"place": place, "callback": CALLBACK_NAMES.get(place)} for place, job in page
+                ],
                 "after": page[-1][0] if more else None,
             }
         )
@@ -140,5 +141,5 @@ def _table(page: list[tuple[int, Job]]) -> Table:
     for place, job in page:
         state = cell(job.state, STYLES.get(job.state, ""))
         task, reason = cell(job.task), cell(job.reason or "")
-        made.add_row(NAMES.get(place, str(place)), job.id, state, cell(job.queue), task, when(job), reason)
+        made.add_row(CALLBACK_NAMES.get(place, str(place)), job.id, state, cell(job.queue), task, when(job), reason)
     return made

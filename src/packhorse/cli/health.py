@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from http.client import HTTPConnection
 
 import click
 from rich.text import Text
@@ -10,6 +11,7 @@ from rich.text import Text
 from packhorse.cli.common import Target, json_option, on_application
 from packhorse.cli.showing import cell, count, note, print_json, show
 from packhorse.doctor import examine
+from packhorse.runtime.probe import WITHIN, parse_address
 from packhorse.stores.contract import Finding, Level
 
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
@@ -50,3 +52,36 @@ def _lines(finding: Finding) -> list[Text]:
     if finding.remedy:
         lines.append(cell(f"{'':20}→ {finding.remedy}", "dim", cap=2_000))
     return lines
+
+
+@click.command()
+@click.option("--probe", required=True, metavar="[HOST:]PORT", help="Where `packhorse worker --probe` answers.")
+@click.option("--within", default=WITHIN, show_default=True, type=click.FloatRange(0.1), help="Seconds.")
+@json_option
+def health(probe: str, within: float, as_json: bool) -> None:
+    """Whether the workers of a machine could claim a job within some seconds.
+
+    Asks the supervisor itself, so it works where curl is missing. The exit status is 0 where they could, else 1.
+
+    \b
+    Examples:
+      packhorse health --probe 8080
+      packhorse health --probe 10.0.0.7:8080 --within 30
+    """
+    host, port = parse_address(probe)
+    connection = HTTPConnection(host, port, timeout=within)
+    try:
+        connection.request("GET", f"/health?within={within}")
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace").strip()
+    except OSError as error:
+        raise click.ClickException(f"Nobody answers on {host}:{port}: {error.strerror or error}.") from None
+    finally:
+        connection.close()
+    if as_json:
+        print_json({"healthy": answer.status == 200, "why": "" if answer.status == 200 else text})
+    elif answer.status == 200:
+        click.echo(text)
+    else:
+        click.echo(f"Error: {text}", err=True)
+    raise SystemExit(answer.status != 200)

@@ -13,14 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from packhorse.app import Packhorse
-from packhorse.cli.acting import CANCEL, DISCARD, RETRY, RUN_NOW, Choice, Deed, Order, act_on, acts
-from packhorse.cli.common import Target, json_option, on_application
+from packhorse.cli.acting import CANCEL, DISCARD, RESTART, RETRY, RUN_NOW, STOP, Choice, Deed, Order, act_on, acts
+from packhorse.cli.arguments import arguments_argument, fitting, kwargs_option, parse_arguments
+from packhorse.cli.common import Target, actor_option, json_option, on_application, reason_option
 from packhorse.cli.selecting import Filters, after_option, filter_options, limit_option
 from packhorse.cli.showing import ago, below, cell, grid, moment, note, print_json, readable, show, table
 from packhorse.context import Progress
 from packhorse.errors import PayloadError
-from packhorse.job import Job, JobState, StoredJob
+from packhorse.job import STOPPED, Job, JobState, StoredJob
 from packhorse.steps import Step
+from packhorse.stores.contract import Act
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ STYLES = {JobState.FAILED: "red", JobState.RUNNING: "green", JobState.CANCELLED:
 
 @click.group()
 def jobs() -> None:
-    """Look at jobs, and retry, cancel, discard or hasten them.
+    """Look at jobs, and retry, cancel, stop, restart, discard or hasten them.
 
     \b
     Examples:
@@ -142,7 +144,7 @@ def _facts(job: Job) -> list[tuple[str, object]]:
     return [
         ("id", job.id),
         ("task", job.task),
-        ("state", Text(job.state, STYLES.get(job.state, ""))),
+        ("state", Text(f"{job.state} ({STOPPED})" if job.stopped else job.state, STYLES.get(job.state, ""))),
         ("queue", job.queue),
         ("priority", job.priority),
         ("attempts", job.attempts),
@@ -170,7 +172,7 @@ def job_table(jobs: list[Job]) -> Table:
     made = table("", "id", "state", "queue", "task", "attempts", "when", right=["attempts"], whole=["id", "when"])
     now = datetime.now(UTC)
     for job in jobs:
-        state = cell(job.state, STYLES.get(job.state, ""))
+        state = cell(STOPPED if job.stopped else job.state, STYLES.get(job.state, ""))
         made.add_row(job.id, state, cell(job.queue), cell(job.task), str(job.attempts), when(job, now))
     return made
 
@@ -223,6 +225,75 @@ _command(
       packhorse jobs cancel --app shop.tasks:app --state scheduled --task shop.tasks.remind --all-matching
     """,
 )
+_command(
+    "stop",
+    STOP,
+    """End jobs on purpose: as `jobs cancel` does, but they are shown as stopped, until `jobs restart`.
+
+    \b
+    Examples:
+      packhorse jobs stop 01976e8c-… --app shop.tasks:app --reason 'the feed is broken'
+      packhorse jobs stop --app shop.tasks:app --state running --task shop.tasks.follow --all-matching
+    """,
+)
+_command(
+    "restart",
+    RESTART,
+    """Let jobs run again: stopped, failed and cancelled ones as by `jobs retry`, running ones from where they are.
+
+    The workers of running ones are asked to end them; that attempt does not count, and any worker goes on.
+
+    \b
+    Examples:
+      packhorse jobs restart 01976e8c-… --app shop.tasks:app
+      packhorse jobs restart --app shop.tasks:app --state running --task shop.tasks.follow --all-matching
+    """,
+)
+
+
+@jobs.command("reload")
+@on_application(positional=False)
+@click.argument("id")
+@arguments_argument
+@kwargs_option
+@reason_option
+@actor_option
+@json_option
+def reload_job(
+    target: Target,
+    id: str,
+    arguments: tuple[str, ...],
+    kwargs: str | None,
+    reason: str,
+    actor: str | None,
+    as_json: bool,
+) -> None:
+    """Restart a job with other arguments, which are given as to `packhorse enqueue`.
+
+    One that has not run yet waits on with them. Needs the code of the application: --app.
+
+    \b
+    Examples:
+      packhorse jobs reload 01976e8c-… --app shop.tasks:app eu-west limit=20
+      packhorse jobs reload 01976e8c-… --app shop.tasks:app --kwargs '{"region": "eu-west"}' --reason 'moved'
+    """
+    args, named = parse_arguments(arguments, kwargs)
+    app = target.open()
+    job = app.inspection.stored(id)
+    if (task := app.known_tasks.get(job.task)) is None:
+        raise click.ClickException(
+            f"The task {job.task} of the job is not known here: name its application with --app."
+        )
+    done = app.control.reload(job.id, *fitting(task, args, named), reason=reason, actor=actor)
+    if as_json:
+        print_json({"act": Act.RELOAD, "jobs": int(done)})
+    elif done:
+        click.echo("The job runs with these arguments from now on; if it is running, its worker was asked to end it.")
+    if not done:
+        note(f"Job {job.id} has succeeded, and stays as it is.")
+        raise SystemExit(1)
+
+
 _command(
     "discard",
     DISCARD,

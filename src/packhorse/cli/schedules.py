@@ -159,17 +159,19 @@ def next_moments(target: Target, key: str, number: int, as_json: bool) -> None:
 @schedules.command("run-now")
 @on_application(positional=False)
 @_key
+@reason_option
+@actor_option
 @json_option
-def run_now(target: Target, key: str, as_json: bool) -> None:
+def run_now(target: Target, key: str, reason: str, actor: str | None, as_json: bool) -> None:
     """Enqueue one job of a schedule now, besides its moments, and print its id.
 
     \b
     Examples:
-      packhorse schedules run-now nightly --app shop.tasks:app
+      packhorse schedules run-now nightly --app shop.tasks:app --reason 'the disk is empty again'
     """
     if target.app is None:
         raise click.UsageError("Name the application with --app: only its code can make the job.")
-    id = target.open().schedules.run_now(key).id
+    id = target.open().schedules.run_now(key, reason=reason, actor=actor).id
     print_json({"id": id}) if as_json else click.echo(id)
 
 

@@ -1,1 +1,1 @@
-"""Roles that run: worker, dispatcher, supervisor."""
+"""Roles that run: worker, dispatcher, scheduler, and the supervisor over them."""

@@ -1,6 +1,6 @@
 """A process under a supervisor: `python -m packhorse.runtime.child '{...}'`, started by nobody else.
 
-Standard input is the line to the supervisor: orders come in on it, and its end means that the supervisor is gone.
+Standard input is the line to the supervisor: nothing comes in on it, but its end means that the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -11,21 +11,27 @@ import os
 import signal
 import sys
 import threading
+import time
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from packhorse.app import Packhorse
-from packhorse.job import Token
+from packhorse.errors import StoreUnavailable
 from packhorse.logs import configure
 from packhorse.queues import parse_queues
 from packhorse.runtime.dispatcher import Dispatcher
+from packhorse.runtime.exits import RECYCLED, UNDRAINED
+from packhorse.runtime.isolated import Pool
 from packhorse.runtime.loading import load_app
-from packhorse.runtime.process import Process, Role
+from packhorse.runtime.local import local_tasks
+from packhorse.runtime.process import Process, Role, Trouble
 from packhorse.runtime.scheduler import Scheduler
-from packhorse.runtime.worker import Worker
-from packhorse.stores.contract import Order, OrderKind
+from packhorse.runtime.worker import Recycle, Worker
 
-UNDRAINED = 3  # exit status of a process that had to stop while jobs still ran
+log = logging.getLogger("packhorse.runtime")
+
+RoleName = Literal["worker", "dispatcher", "scheduler"]
 
 
 @dataclass(frozen=True)
@@ -33,54 +39,107 @@ class Plan:
     """What a child is to be, on its command line."""
 
     app: str
-    role: Literal["worker", "dispatcher", "scheduler"]
+    role: RoleName
     queues: str = "*"
     concurrency: int = 8
     burst: bool = False
     max_jobs: int | None = None
+    recycle_jobs: int | None = None
+    recycle_memory: int | None = None
+    cpu: int | None = None
+    preload: bool = False
     log_level: str = "WARNING"
     log_format: Literal["text", "json"] = "text"
 
-    def command(self, id: bytes, supervisor: bytes) -> list[str]:
-        plan = json.dumps(asdict(self) | {"id": id.hex(), "supervisor": supervisor.hex()})
-        return [sys.executable, "-m", "packhorse.runtime.child", plan]
+    def told(self, id: bytes, supervisor: bytes) -> dict[str, Any]:
+        """Everything a child must know."""
+        return asdict(self) | {"id": id.hex(), "supervisor": supervisor.hex()}
 
     def make_role(self, app: Packhorse) -> Role:
         if self.role == "dispatcher":
             return Dispatcher(app)
         if self.role == "scheduler":
             return Scheduler(app)
-        return Worker(app, parse_queues(self.queues), self.concurrency, burst=self.burst, max_jobs=self.max_jobs)
-
-
-def encode_order(order: Order) -> bytes:
-    """One line that a pipe takes whole or not at all, hence the short reason."""
-    process, nonce, id, epoch = order.token
-    return json.dumps([order.kind, process.hex(), nonce, id.hex(), epoch, order.reason[:300]]).encode() + b"\n"
-
-
-def decode_order(line: bytes) -> Order:
-    kind, process, nonce, id, epoch, reason = json.loads(line)
-    return Order(OrderKind(kind), Token(bytes.fromhex(process), nonce, bytes.fromhex(id), epoch), reason)
+        return Worker(
+            app,
+            parse_queues(self.queues),
+            self.concurrency,
+            burst=self.burst,
+            max_jobs=self.max_jobs,
+            recycle=Recycle(self.recycle_jobs, self.recycle_memory),
+            pool=Pool(app, self.app, self.log_level, self.log_format),
+        )
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
+    report = given.pop("report")
+    run(given, _own_input(), report)
+
+
+def run(given: dict[str, Any], line: IO[bytes], report_fd: int) -> None:
     id, supervisor = bytes.fromhex(given.pop("id")), bytes.fromhex(given.pop("supervisor"))
+    report = Report(report_fd)
     plan = Plan(**given)
     configure(plan.log_level, plan.log_format)
-    line = _own_input()
+    if plan.cpu is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {plan.cpu})
     app = load_app(plan.app)
-    process = Process(app, plan.make_role(app), id=id, supervisor=supervisor)
+    process = Process(app, _made(plan, app), id=id, supervisor=supervisor, report=report)
+    name_process(f"{plan.role} {app.name}")
     # The terminal sends INT to everybody; the supervisor alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: process.stop())
+    signal.signal(signal.SIGUSR1, lambda *_: process.role.quiet())
     threading.Thread(target=_listen, args=(line, process), name="packhorse-line", daemon=True).start()
-    process.run()
+    report({"ready": True})
+    with local_tasks(app, id) if plan.role == "worker" else nullcontext():
+        process.run()
+    app.close()
     logging.shutdown()
     sys.stdout.flush()
     # A task's stray threads must not keep a stopped process alive.
-    os._exit(0 if process.role.drained else UNDRAINED)
+    os._exit(_status(process))
+
+
+def _made(plan: Plan, app: Packhorse) -> Role:
+    """Where the store keeps the keys, a role cannot be made while it is away."""
+    trouble = Trouble()
+    while True:
+        try:
+            return plan.make_role(app)
+        except StoreUnavailable as error:
+            delay = trouble.delay()
+            log.warning("a %s cannot begin yet: %s; trying again in %.1f s", plan.role, error, delay)
+            time.sleep(delay)
+
+
+def _status(process: Process) -> int:
+    if not process.role.drained:
+        return UNDRAINED
+    return RECYCLED if process.recycled else 0
+
+
+class Report:
+    """The line back to the supervisor; never waits, since what is not heard now is said again."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        os.set_inheritable(fd, False)
+        self._fd = fd
+
+    def __call__(self, said: dict[str, Any]) -> None:
+        with suppress(OSError):
+            os.write(self._fd, json.dumps(said).encode() + b"\n")
+
+
+def name_process(name: str) -> None:
+    """For those who look at a list of processes, where setproctitle is installed."""
+    try:
+        from setproctitle import setproctitle  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return
+    setproctitle(f"packhorse: {name}")
 
 
 def _own_input() -> IO[bytes]:
@@ -93,10 +152,10 @@ def _own_input() -> IO[bytes]:
 
 
 def _listen(line: IO[bytes], process: Process) -> None:
-    for text in line:
-        process.role.obey([decode_order(text)])
-    process.beat_alone()  # running jobs may still take a while
-    process.stop()
+    line.read()
+    with suppress(Exception):  # it may be about to end by itself
+        process.beat_alone()  # running jobs may still take a while
+        process.stop()
 
 
 if __name__ == "__main__":

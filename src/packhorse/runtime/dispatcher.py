@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from packhorse.app import Packhorse
 from packhorse.clock import SECOND
-from packhorse.runtime.orphans import Judge
+from packhorse.runtime.orphans import COMING_BACK, Judge
 from packhorse.runtime.process import Process
-from packhorse.stores.contract import Order
 
 LOOK_EVERY = 0.1  # a job may be scheduled for sooner than the next one known
 ADOPT_EVERY = 5.0
@@ -19,7 +17,7 @@ PRUNE_EVERY = 60.0
 class Dispatcher:
     name = "dispatcher"
     queues = ""
-    drained = True
+    drained, performing, stuck = True, False, False
 
     def __init__(self, app: Packhorse) -> None:
         self._app = app
@@ -35,9 +33,11 @@ class Dispatcher:
         promoted = self._app.store.promote(batch)
         now = time.monotonic()
         if now >= self._adopt_at:
-            self._process.keep_lease()
-            self._judge.judge(self._process.id)
-            self._adopt_at = now + ADOPT_EVERY
+            if self._process.keep_lease():
+                self._judge.judge(self._process.id)
+                self._adopt_at = now + ADOPT_EVERY
+            else:
+                self._adopt_at = now + self._app.settings.lease * COMING_BACK
         if now >= self._prune_at:
             pruned = self._app.store.prune(self._app.settings.retention, batch)
             self._prune_at = now if pruned >= batch else now + PRUNE_EVERY
@@ -45,11 +45,11 @@ class Dispatcher:
             return 0
         return LOOK_EVERY if promoted.next_due is None else min(LOOK_EVERY, promoted.next_due / SECOND)
 
-    def obey(self, orders: Sequence[Order]) -> None:
-        """It runs no jobs."""
-
     def quiet(self) -> None:
         """It claims none either."""
+
+    def leave(self) -> None:
+        """Nothing of it takes long."""
 
     def end(self) -> None:
         """Nothing to let go of."""

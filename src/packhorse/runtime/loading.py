@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,13 +12,20 @@ from packhorse.errors import ConfigError
 
 
 def load_app(path: str) -> Packhorse:
-    """`"shop.tasks:app"`; without a name behind the colon, the module's only Packhorse."""
+    """`"shop.tasks:app"`; without a name behind the colon, the module's only Packhorse.
+
+    A path of a file, as `path_of` gives it for a script, is run under another name than `__main__`.
+    """
     module_name, _, name = path.partition(":")
     if not module_name:
         raise ConfigError(f"{path!r} names no module. Write it like shop.tasks:app.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    if module_name.endswith(".py"):
+        sys.path.insert(0, str(Path(module_name).parent))
+        found = runpy.run_path(module_name, run_name=Path(module_name).stem).get(name)
+        if isinstance(found, Packhorse):
+            return found
+        raise ConfigError(f"{name} in {module_name} is not a Packhorse application.")
+    here = here_first()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -36,3 +44,26 @@ def load_app(path: str) -> Packhorse:
     if len(apps) == 1:
         return apps[0]
     raise ConfigError(f"{module_name} has {len(apps)} Packhorse applications. Say which: {module_name}:name.")
+
+
+def here_first() -> str:
+    """Modules are found from the current folder."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return here
+
+
+def path_of(app: Packhorse) -> str | None:
+    """How another process can load the application that this one has; None where no module holds it."""
+    for name, module in list(sys.modules.items()):
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            if value is not app:
+                continue
+            if name != "__main__":
+                return f"{name}:{attribute}"
+            if (spec := getattr(module, "__spec__", None)) is not None:
+                return f"{spec.name}:{attribute}"
+            if (file := getattr(module, "__file__", None)) is not None:
+                return f"{Path(file).resolve()}:{attribute}"
+    return None

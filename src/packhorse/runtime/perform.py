@@ -11,13 +11,22 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from packhorse.app import SEALED_REASON, Packhorse
 from packhorse.clock import SECOND, length, to_datetime
 from packhorse.codec import Encoded
 from packhorse.context import Context, Progress, performing
-from packhorse.errors import Cancel, PayloadError
+from packhorse.errors import (
+    Cancel,
+    ClaimLost,
+    Interrupted,
+    NotCommitted,
+    PayloadError,
+    PutBack,
+    StoreUnavailable,
+    TimedOut,
+)
 from packhorse.events import Event, EventKind
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
@@ -25,14 +34,19 @@ from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, St
 from packhorse.limits import Pace
 from packhorse.logs import job_extra
 from packhorse.masking import mask_text, secrets_in
-from packhorse.outcome import Outcome, decide, expire, refuse, stop, stray, succeed
+from packhorse.outcome import Outcome, decide, expire, refuse, release, stray, succeed
 from packhorse.reporters import ErrorReport, report
 from packhorse.retry import RetryPolicy
+from packhorse.runtime.deadlines import Deadlines
+from packhorse.runtime.isolated import Pool
 from packhorse.runtime.progress import Recorder
+from packhorse.runtime.seats import Seat, Why
 from packhorse.seals import NEVER
-from packhorse.steps import Steps
-from packhorse.stores.contract import MERGED, Entry
-from packhorse.task import BaseTask, default_keep
+from packhorse.steps import Steps, patiently
+from packhorse.stores.contract import MERGED, Entry, Order
+from packhorse.task import TIMEOUT, BaseTask, default_keep
+
+T = TypeVar("T")
 
 log = logging.getLogger("packhorse.jobs")
 
@@ -40,11 +54,15 @@ RESULTS_AT_ONCE = 1_000
 SKEW = 60 * SECOND  # how far the clocks of enqueuing programs and workers may be apart
 
 
+SOLO_FROM = 2  # losses after which a job runs alone in a process of its own
+
+
 class Prepared(NamedTuple):
     task: BaseTask[..., Any]
     context: Context
     args: list[Any]
     kwargs: dict[str, Any]
+    timeout: float | None
 
 
 class MustAsk(Exception):
@@ -56,27 +74,52 @@ class UnknownTask(LookupError):
 
 
 class Performer:
-    def __init__(self, app: Packhorse, stop_by: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        app: Packhorse,
+        stop_by: Callable[[], float | None] = lambda: None,
+        ask: Callable[[Token, Why], bool] = lambda token, why: True,
+        force: Callable[[Token, Why], None] = lambda token, why: None,
+        *,
+        pool: Pool | None = None,
+        began: Callable[[Token, float | None], None] | None = None,
+    ) -> None:
+        """`ask` and `force` end a running job whose time is up; `began` is told of each with its timeout."""
         self._app = app
+        self._pool = pool
+        self._began = began
+        self.ending_timeout = app.settings.ending_timeout
+        self.deadlines = Deadlines(self.ending_timeout, ask, force)
+        self.interrupted: dict[Token, Why] = {}
         self._tasks = app.known_tasks
         self._stop_by = stop_by
         self._recorder = Recorder(app)
         self._open_job = app.seals.open_job
         self._stray_patience = length(app.settings.unknown_task_timeout)
-        self.cancelled: dict[Token, str] = {}
+        self.orders: dict[Token, Order] = {}  # that are to be obeyed
+        self._completed: dict[Token, Outcome] = {}  # by their tasks; whether that was committed shows at the end
 
     def is_coroutine(self, claim: Claim) -> bool:
         task = self._tasks.get(claim.task)
-        return task is not None and task.is_coroutine
+        return task is not None and task.is_coroutine and not self.is_isolated(claim)
+
+    def is_isolated(self, claim: Claim) -> bool:
+        if self._pool is None:
+            return False
+        task = self._tasks.get(claim.task)
+        return claim.losses >= SOLO_FROM or (task is not None and task.performed.isolate)
 
     # What contexts ask.
 
     def stop_asked(self, token: Token) -> bool:
-        return token in self.cancelled or self._stop_by() is not None
+        return token in self.orders or self._stop_by() is not None
 
     def seconds_left(self, token: Token) -> float | None:
-        stop_by = self._stop_by()
-        return None if stop_by is None or math.isinf(stop_by) else max(0.0, stop_by - time.monotonic())
+        stop_by, left = self._stop_by(), self.deadlines.left(token)
+        if stop_by is None or math.isinf(stop_by):
+            return left
+        until_stop = max(0.0, stop_by - time.monotonic())
+        return until_stop if left is None else min(left, until_stop)
 
     def report_progress(self, claim: Claim, progress: Progress) -> None:
         self._recorder.note(claim, progress)
@@ -87,33 +130,68 @@ class Performer:
     def steps(self, token: Token) -> Steps:
         return Steps(token, self._app)
 
+    def complete(
+        self,
+        claim: Claim,
+        began: int,
+        result: Any,
+        connection: object,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        task = self._tasks[claim.task]
+        keep, ttl = task.stored.keep[JobState.SUCCEEDED], task.stored.result_ttl
+        wanted = result is not None and keep != 0 and task.stored.results
+        sealed = self._sealed_result(task, claim.token.id, result) if wanted else None
+        outcome = succeed(claim.token, _since(began), sealed, keep=keep, result_ttl=ttl if wanted else None)
+        if not self._app.store.lent(connection, loop).complete(outcome):
+            raise ClaimLost(to_text(claim.token.id))
+        self._completed[claim.token] = outcome._replace(written=True)
+
     def close(self) -> None:
         self._recorder.close()
+        self.deadlines.close()
 
     # Performing.
 
-    def in_thread(self, claim: Claim) -> Outcome:
+    def isolated(self, claim: Claim) -> Outcome:
+        """In a process of its own, which the slot's thread waits for."""
+        assert self._pool is not None
+        task = self._tasks.get(claim.task)
+        if claim.token in self.orders:
+            return self.kept(claim, self.orders.pop(claim.token).outcome(None))
+        policy = RetryPolicy() if task is None else task.policy
+        outcome = self._pool.perform(claim, policy, self.orders)
+        self._forget(claim.token)
+        if (order := self.orders.pop(claim.token, None)) is not None:
+            outcome = order.heeded(outcome)
+        return self.kept(claim, outcome)
+
+    def in_thread(self, claim: Claim, seat: Seat) -> Outcome:
         failpoint("slot.before_perform")
         performing.set(None)  # until it begins; the thread may have performed another job before
         prepared = self._prepare(claim)
         if isinstance(prepared, Outcome):
             return prepared
-        task, context, args, kwargs = prepared
+        task, context, args, kwargs, timeout = prepared
         performing.set(context)
         began = time.monotonic_ns()
+        if timeout is not None:
+            self._set_deadline(claim.token, timeout)
+        run = contextvars.copy_context().run
         try:
             if self._app.performing:
-                value = contextvars.copy_context().run(self._wrapped, prepared)
+                value = seat.call(claim.token, run, self._wrapped, prepared)
             else:
-                value = contextvars.copy_context().run(task.function, *args, **kwargs)
+                value = seat.call(claim.token, run, task.function, *args, **kwargs)
         except BaseException as error:  # a task may also raise SystemExit; the slot must live on
-            outcome = self._raised(claim, prepared, error, began)
+            seat.rise()
+            outcome = self._as_completed(claim, prepared, began, error) or self._raised(claim, prepared, error, began)
         else:
             if value is not None and (inspect.iscoroutine(value) or inspect.isgenerator(value)):
                 value.close()
                 outcome = self._raised(claim, prepared, _undone(value), began)
             else:
-                outcome = self._returned(claim, prepared, value, began)
+                outcome = self._as_completed(claim, prepared, began) or self._returned(claim, prepared, value, began)
         if self._recorder.has(claim.token):
             self._recorder.settle(claim.token)
         return outcome
@@ -123,42 +201,46 @@ class Performer:
         try:
             prepared = self._prepare(claim, on_loop=True)
         except MustAsk:
-            prepared = await asyncio.to_thread(self._prepare, claim)
+            try:
+                prepared = await asyncio.to_thread(self._prepare, claim)
+            except asyncio.CancelledError:
+                return self._unbegun(claim)
         if isinstance(prepared, Outcome):
             return prepared
-        task, context, args, kwargs = prepared
+        task, context, args, kwargs, timeout = prepared
         performing.set(context)
         began = time.monotonic_ns()
+        if timeout is not None:
+            self._set_deadline(claim.token, timeout)
         value = None
         try:
             with ExitStack() as stack:
                 for middleware in self._app.performing:
                     stack.enter_context(middleware.perform(context))
                 value = await task.function(*args, **kwargs)
-        except asyncio.CancelledError as error:
-            if claim.token in self.cancelled:
-                outcome = self.kept(claim, stop(claim.token, _since(began), self.cancelled.pop(claim.token)))
+        except BaseException as error:
+            completed = await self._as_completed_in_loop(claim, prepared, began, error)
+            if completed is not None:
+                outcome = completed
+            elif isinstance(error, asyncio.CancelledError) and claim.token in self.orders:
+                self._forget(claim.token)
+                outcome = self.kept(claim, self.orders.pop(claim.token).outcome(_since(began)))
             else:
                 outcome = self._raised(claim, prepared, error, began)
-        except BaseException as error:
-            outcome = self._raised(claim, prepared, error, began)
         else:
-            outcome = self._returned(claim, prepared, value, began)
+            completed = await self._as_completed_in_loop(claim, prepared, began)
+            outcome = completed or self._returned(claim, prepared, value, began)
         if self._recorder.has(claim.token):
-            await self._settle(claim.token)
+            await _to_the_end(self._recorder.settle, claim.token)
         return outcome
 
-    async def _settle(self, token: Token) -> None:
-        """To the end, though it be cancelled meanwhile: the task has ended, and how is known."""
-        writing = asyncio.get_running_loop().run_in_executor(None, self._recorder.settle, token)
-        while not writing.done():
-            try:
-                await asyncio.shield(writing)
-            except asyncio.CancelledError:
-                pass
+    def _set_deadline(self, token: Token, timeout: float) -> None:
+        self.deadlines.set(token, timeout, Why.TIMEOUT)
+        if self._began is not None:
+            self._began(token, timeout)
 
     def _wrapped(self, prepared: Prepared) -> Any:
-        task, context, args, kwargs = prepared
+        task, context, args, kwargs, _ = prepared
         with ExitStack() as stack:
             for middleware in self._app.performing:
                 stack.enter_context(middleware.perform(context))
@@ -168,8 +250,8 @@ class Performer:
 
     def _prepare(self, claim: Claim, *, on_loop: bool = False) -> Prepared | Outcome:
         """MustAsk where the store has to be asked for more, which would hold up a loop."""
-        if self.cancelled and claim.token in self.cancelled:
-            return self.kept(claim, stop(claim.token, None, self.cancelled.pop(claim.token)))
+        if self.orders and claim.token in self.orders:
+            return self.kept(claim, self.orders.pop(claim.token).outcome(None))
         try:
             opened = self._open_job(claim.token.id, claim.task, claim.payload)
             if opened.expires != NEVER and opened.expires + SKEW < self._app.clock.now():
@@ -183,6 +265,8 @@ class Performer:
                     raise MustAsk
                 entries = self._app.store.entries(claim.token.id)
                 args, kwargs = task.merged(args, kwargs, self._merged_into(claim.task, task, entries))
+        except StoreUnavailable:  # nothing of the task has begun; whoever claims it next asks again
+            return release(claim.token)
         except PayloadError as error:
             return self._refused(claim, error)
         context = Context(claim, metadata, self)
@@ -190,7 +274,14 @@ class Performer:
             args = [context, *args]
         if self._app.events.wants(EventKind.STARTED):
             self._tell_started(claim)
-        return Prepared(task, context, args, kwargs)
+        timeout = metadata.get(TIMEOUT, task.performed.timeout) if metadata else task.performed.timeout
+        return Prepared(task, context, args, kwargs, timeout)
+
+    def _unbegun(self, claim: Claim) -> Outcome:
+        """It was to end while it still asked for its arguments."""
+        self._forget(claim.token)
+        order = self.orders.pop(claim.token, None)
+        return release(claim.token) if order is None else self.kept(claim, order.outcome(None))
 
     def _results(self, said: Any) -> dict[str, Any]:
         """Of earlier jobs of the flow, by the arguments they are for."""
@@ -255,8 +346,10 @@ class Performer:
     def _returned(self, claim: Claim, prepared: Prepared, value: Any, began: int) -> Outcome:
         duration = _since(began)
         failpoint("slot.after_perform")
-        if self.cancelled:
-            self.cancelled.pop(claim.token, None)  # it came too late
+        if self.orders:
+            self.orders.pop(claim.token, None)  # it came too late
+        if self.interrupted or prepared.timeout is not None:
+            self._forget(claim.token)
         task, token = prepared.task, claim.token
         stored = task.stored
         keep = stored.keep[JobState.SUCCEEDED]
@@ -273,6 +366,36 @@ class Performer:
             return succeed(token, duration, None, storable(why, MESSAGE_CAP), keep=keep)
         return succeed(token, duration, result, keep=keep, result_ttl=stored.result_ttl)
 
+    def _as_completed(
+        self, claim: Claim, prepared: Prepared, began: int, error: BaseException | None = None
+    ) -> Outcome | None:
+        """Of a task that called `complete_with`: what it wrote, if that was committed, whatever it did afterwards.
+
+        Else the attempt has failed, by the error or because the transaction came to nothing.
+        """
+        outcome = self._completed.pop(claim.token, None)
+        if outcome is None:
+            return None
+        try:
+            committed = patiently(self._app.store.finished, claim.token)
+        except PutBack as unknown:  # it comes back later, unless it has finished: then that is refused
+            return self._raised(claim, prepared, unknown, began)
+        if not committed:
+            return self._raised(claim, prepared, error or NotCommitted(), began)
+        self._forget(claim.token)
+        self.orders.pop(claim.token, None)
+        if error is not None:
+            text = "job %s (%s) had succeeded in its own transaction when it raised %s"
+            log.warning(text, to_text(claim.token.id), claim.task, type(error).__name__, extra=_extra(claim))
+        return outcome
+
+    async def _as_completed_in_loop(
+        self, claim: Claim, prepared: Prepared, began: int, error: BaseException | None = None
+    ) -> Outcome | None:
+        if claim.token not in self._completed:
+            return None
+        return await _to_the_end(self._as_completed, claim, prepared, began, error)
+
     def _sealed_result(self, task: BaseTask[..., Any], id: bytes, value: Any) -> bytes:
         app, foreign = self._app, task.stored.codec
         if foreign is not None:
@@ -287,17 +410,24 @@ class Performer:
     def _raised(self, claim: Claim, prepared: Prepared, error: BaseException, began: int) -> Outcome:
         duration = _since(began)
         failpoint("slot.after_perform")
+        why = self._forget(claim.token)
+        if why is Why.LEAVING and isinstance(error, Interrupted | asyncio.CancelledError):
+            if claim.token not in self.orders:
+                return release(claim.token)
+        elif why is Why.TIMEOUT and isinstance(error, TimedOut | asyncio.CancelledError):
+            text = f"The task has run longer than its timeout of {prepared.timeout:g} s."
+            error = TimedOut(text).with_traceback(error.__traceback__)
         task = prepared.task
         mask = self._mask(claim, prepared)
-        skip = 2 if self._app.performing and not task.is_coroutine else 1
+        skip = 1 if task.is_coroutine else 3 if self._app.performing else 2
         try:
             outcome = decide(claim, error, task.policy, duration, skip_frames=skip, mask=mask)
         except BaseException as broken:  # the task's own backoff, or a wait that is no length
             note = f"{type(error).__name__}, and the wait before the next attempt could not be found: {broken!r}"
             outcome = decide(claim, TypeError(note), RetryPolicy(), duration, mask=mask)
-        reason = self.cancelled.pop(claim.token, None)
-        if reason is not None and not outcome.state.finished:
-            outcome = stop(claim.token, duration, reason)  # an operator asked: it must not come back
+        order = self.orders.pop(claim.token, None)
+        if order is not None:
+            outcome = order.outcome(duration) if not outcome.state.finished else order.heeded(outcome)
         if outcome.failure is not None and self._app.error_reporters:
             told = ErrorReport(error, prepared.context, outcome.state is JobState.FAILED, mask)
             report(self._app.error_reporters, told)
@@ -307,6 +437,11 @@ class Performer:
             outcome = outcome._replace(reason="cancelled", failure=said)
         _log_end(claim, outcome, error)
         return self.kept(claim, outcome)
+
+    def _forget(self, token: Token) -> Why | None:
+        """The job has ended; why it was asked to, if it was."""
+        self.deadlines.drop(token)
+        return self.interrupted.pop(token, None)
 
     def kept(self, claim: Claim, outcome: Outcome) -> Outcome:
         """With how long the task wants a job that ended so to be kept."""
@@ -318,7 +453,7 @@ class Performer:
 
     def _mask(self, claim: Claim, prepared: Prepared) -> Callable[[str], str]:
         """Hides what the arguments and the metadata hold, and what they held before the task took them apart."""
-        task, context, args, kwargs = prepared
+        task, context, args, kwargs, _ = prepared
         more = self._app.settings.sensitive_names
         now = task.named(args[1:] if task.takes_context else args, kwargs)
         secrets = secrets_in([now, context.metadata], more)
@@ -345,6 +480,17 @@ class Performer:
         duration = None if outcome.duration is None else outcome.duration / SECOND
         now = to_datetime(self._app.clock.now())
         self._app.events.tell(Event(kind=kind, at=now, duration=duration, failure=failure, **_names(claim)))
+
+
+async def _to_the_end(function: Callable[..., T], *args: Any) -> T:
+    """In a thread, though we be cancelled meanwhile: the task has ended, and how is known."""
+    doing = asyncio.get_running_loop().run_in_executor(None, function, *args)
+    while not doing.done():
+        try:
+            await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            pass
+    return doing.result()
 
 
 def _not_here(said: Any) -> dict[str, Any]:

@@ -9,20 +9,25 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from packhorse.app import Packhorse
 from packhorse.clock import length, to_datetime
 from packhorse.errors import PackhorseError, StoreError
 from packhorse.events import Event, EventKind
+from packhorse.hooks import When
 from packhorse.ids import new_id, to_text
+from packhorse.job import Token
+from packhorse.runtime.exits import CUT_OFF
 from packhorse.runtime.wakeup import Wake
-from packhorse.stores.contract import Order, ProcessInfo
+from packhorse.stores.contract import ProcessInfo
 
 log = logging.getLogger("packhorse.runtime")
 
-BACKOFF_CAP = 5.0
+BACKOFF_CAP = 6.0
+LAST_WORDS = 1.0  # seconds to write what ended when it was asked to
+TELL_EVERY = 1.0  # seconds between words to the supervisor that all is well
 STEADY = 30.0  # seconds without trouble after which earlier trouble is forgotten
 
 
@@ -38,22 +43,33 @@ class Role(Protocol):
     def turn(self) -> float:
         """One round; seconds until the next, unless woken."""
 
-    def obey(self, orders: Sequence[Order]) -> None:
-        """What operators ask of running jobs."""
-
     def quiet(self) -> None:
         """Claim no more."""
+
+    def leave(self) -> None:
+        """Ask what still runs to end, and hand it back."""
 
     @property
     def drained(self) -> bool:
         """Nothing is left to do or to write."""
+
+    @property
+    def performing(self) -> bool:
+        """Some task runs."""
+
+    @property
+    def stuck(self) -> bool:
+        """Nothing is left but what will not end as long as this process lives."""
 
     def end(self) -> None:
         """The last turn is over."""
 
 
 class Trouble:
-    """How long to wait after each failure: longer and longer, also where turns between them go well."""
+    """How long to wait after each failure: longer and longer, also where turns between them go well.
+
+    And at random, so that many who wait for a store do not all come when it is back.
+    """
 
     def __init__(self) -> None:
         self._failures = 0
@@ -65,7 +81,16 @@ class Trouble:
             self._failures = 0
         self._last = now
         self._failures = min(self._failures + 1, 10)
-        return min(BACKOFF_CAP, 0.05 * (1 << self._failures)) * random.uniform(0.5, 1)
+        return min(BACKOFF_CAP, 0.05 * (1 << self._failures)) * random.uniform(0.1, 1)
+
+
+def memory_now() -> int:
+    """Bytes that this process holds; 0 where that cannot be told."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def place_of(error: Exception) -> str:
@@ -80,15 +105,31 @@ def place_of(error: Exception) -> str:
 class Process:
     """Runs one role until it is stopped and drained."""
 
-    def __init__(self, app: Packhorse, role: Role, *, id: bytes | None = None, supervisor: bytes | None = None) -> None:
+    def __init__(
+        self,
+        app: Packhorse,
+        role: Role,
+        *,
+        id: bytes | None = None,
+        supervisor: bytes | None = None,
+        report: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """`report` tells the supervisor what it cannot see."""
         self.app = app
         self.role = role
         self.id = id or new_id()
         self.supervisor = supervisor
         self.wake = Wake()
-        self._enrolled = False
         self.stop_by: float | None = None
+        self.recycled = False
+        self._report = report
+        self._enrolled = False
         self._heart: Heart | None = None
+        self._cut_off: CutOff | None = None
+        self._well_at = time.monotonic()
+        self._told_at = 0.0
+        self._stop_told = False
+        self._leaving = False
 
     def run(self) -> None:
         trouble = Trouble()
@@ -99,12 +140,18 @@ class Process:
                     if not self._enrolled:
                         self._enroll()
                     delay = self.role.turn()
+                    self._go_well()
                 except Exception as error:  # no row of the store and no bug of ours may end a role
                     failed, delay = True, trouble.delay()
+                    self._go_badly()
                     what = "the store failed" if isinstance(error, StoreError) else "something failed"
                     log.warning("%s: %s (%s); trying again in %.1f s", self.role.name, what, place_of(error), delay)
-                if self.stop_by is not None and (self.role.drained or time.monotonic() >= self.stop_by):
-                    return
+                if self.stop_by is not None:
+                    if not self._stop_told:
+                        self._stop_told = True
+                        self._hook("stop")
+                    if self._finished(self.stop_by):
+                        return
                 if failed:
                     self._back_off(delay)
                 else:
@@ -112,9 +159,59 @@ class Process:
         finally:
             if self._heart is not None:
                 self._heart.stop()
+            if self._cut_off is not None:
+                self._cut_off.stop()
             self.role.end()
             self._leave()
+            self._hook("exit")
             self._tell(EventKind.PROCESS_STOPPED)
+
+    def _hook(self, when: When) -> None:
+        self.app.hooks.call(when, self.role.name, to_text(self.id))
+
+    def _finished(self, stop_by: float) -> bool:
+        """Whether it may go: everything has ended, or what is left was asked to and has had its time for it."""
+        now = time.monotonic()
+        if self.role.drained or self.role.stuck:
+            return True
+        if now < stop_by:
+            return False
+        if not self._leaving:
+            self._leaving = True
+            self.role.leave()
+        return now >= stop_by + self.app.settings.ending_timeout + LAST_WORDS
+
+    def _go_well(self) -> None:
+        now = time.monotonic()
+        if self._report is not None and (self._cut_off is not None or now - self._told_at >= TELL_EVERY):
+            self._told_at = now
+            self._report({"well": True})
+        self._well_at = now
+        if self._cut_off is not None:
+            self._cut_off.stop()
+            self._cut_off = None
+
+    def _go_badly(self) -> None:
+        if self._cut_off is None:
+            if self._report is not None:
+                self._report({"well": False})
+            self._cut_off = CutOff(self, self._well_at)
+
+    def replace(self, token: Token, why: str) -> bool:
+        """Stop, so that a new process takes the place of this one; False where nobody would start it."""
+        if self._report is None:
+            return False
+        log.warning("%s has to be replaced, because of %s", self.role.name, why)
+        self._report({"timed_out": token.id.hex()})
+        self.stop()
+        return True
+
+    def recycle(self, why: str) -> None:
+        """Stop as if asked to, so that a fresh process takes the place of this one."""
+        if self._report is not None and self.stop_by is None:
+            log.info("%s is replaced: %s", self.role.name, why)
+            self.recycled = True
+            self.stop()
 
     def _back_off(self, delay: float) -> None:
         """Only a stop cuts it short: what we write ourselves would wake us too."""
@@ -126,9 +223,10 @@ class Process:
 
     def stop(self, within: float | None = None) -> None:
         """Claim no more, finish what runs, then leave; safe in a signal handler."""
-        if self.stop_by is None:
-            grace = self.app.settings.shutdown_timeout if within is None else within
-            self.stop_by = time.monotonic() + grace
+        grace = self.app.settings.shutdown_timeout if within is None else within
+        stop_by = time.monotonic() + grace
+        if self.stop_by is None or stop_by < self.stop_by:
+            self.stop_by = stop_by
             self.role.quiet()
         self.wake.set()
 
@@ -136,18 +234,36 @@ class Process:
         """The lease is over and others may have our jobs: only a new name can claim again."""
         log.warning("process %s lost its lease; it goes on under a new id", to_text(self.id))
         self.id = new_id()
+        if self._report is not None:
+            self._report({"id": self.id.hex()})
         self._enroll()
-        self.beat_alone()  # the supervisor beats for the old id
+        self.beat_alone()  # as long as the supervisor may not have heard of it
 
-    def keep_lease(self) -> None:
-        """For roles that exchange nothing, and so would not be told that it is over."""
-        if not self.app.store.exchange(self.id, 0, [], (), 0).alive:
+    def keep_lease(self) -> bool:
+        """For roles that exchange nothing, and so would not be told that it is over; False where it was."""
+        alive = self.app.store.exchange(self.id, 0, [], (), 0).alive
+        if not alive:
             self.enroll_anew()
+        return alive
 
     def beat_alone(self) -> None:
         """No supervisor beats for this process, or none any more."""
         if self._heart is None:
             self._heart = Heart(self)
+
+    def tell_idle(self) -> None:
+        """No task runs any more, so that nobody has to end this process."""
+        if self._report is not None:
+            self._report({"idle": True})
+
+    def end_by_force(self) -> None:
+        """The only way to be sure that no task runs when the lease is over."""
+        if self._report is None:
+            log.critical("%s cannot reach the store, and tasks run on beyond its lease", self.role.name)
+        else:
+            log.critical("%s cannot reach the store and ends, because tasks still run", self.role.name)
+            logging.shutdown()
+            os._exit(CUT_OFF)
 
     def _enroll(self) -> None:
         info = ProcessInfo(
@@ -155,6 +271,8 @@ class Process:
         )
         self.app.store.enroll(info, length(self.app.settings.lease))
         self.role.begin(self)
+        if not self._enrolled:
+            self._hook("start")
         self._enrolled = True
         if self.supervisor is None:
             self.beat_alone()
@@ -178,6 +296,38 @@ class Process:
             log.warning("%s could not sign off (%s); its lease will run out", self.role.name, place_of(error))
 
 
+class CutOff:
+    """Watches the lease of a process that cannot reach the store.
+
+    Its tasks are asked to stop while a third of the lease is left. Where one does not end, the process ends itself
+    while a sixth is left, before others may perform its jobs.
+    """
+
+    def __init__(self, process: Process, well_at: float) -> None:
+        self._process = process
+        lease = process.app.settings.lease
+        self._ask_at, self._end_at = well_at + lease * 2 / 3, well_at + lease * 5 / 6
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="packhorse-cut-off", daemon=True).start()
+
+    def _run(self) -> None:
+        if self._over.wait(max(0.0, self._ask_at - time.monotonic())):
+            return
+        role = self._process.role
+        log.error("%s cannot reach the store, and its lease is about to end: its jobs are stopped", role.name)
+        role.leave()
+        while not self._over.wait(0.05):
+            if not role.performing:
+                self._process.tell_idle()
+                return
+            if time.monotonic() >= self._end_at:
+                self._process.end_by_force()
+                return
+
+    def stop(self) -> None:
+        self._over.set()
+
+
 class Heart:
     """Beats for a process without a supervisor, in a thread of its own so that a long exchange does not stop it."""
 
@@ -191,9 +341,7 @@ class Heart:
         process = self._process
         while not self._stopping.wait(process.app.settings.heartbeat * random.uniform(0.9, 1)):
             try:
-                beaten = process.app.store.beat([process.id])
-                if beaten.orders:
-                    process.role.obey(process.app.control.trusted(beaten.orders))
+                process.app.store.beat([process.id])
             except Exception as error:  # a heart that stops costs all jobs of the process
                 log.warning("%s could not beat: %s", process.role.name, place_of(error))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
 
 from packhorse.app import Packhorse
 from packhorse.clock import SECOND, to_datetime
@@ -13,7 +12,7 @@ from packhorse.errors import PayloadError, StoreDataError, StoreError
 from packhorse.job import storable
 from packhorse.runtime.process import Process, place_of
 from packhorse.scheduling import schedule_of
-from packhorse.stores.contract import Order, StoredSchedule
+from packhorse.stores.contract import StoredSchedule
 
 log = logging.getLogger("packhorse.scheduler")
 
@@ -27,7 +26,7 @@ ERROR_CAP = 500
 class Scheduler:
     name = "scheduler"
     queues = ""
-    drained = True
+    drained, performing, stuck = True, False, False
 
     def __init__(self, app: Packhorse) -> None:
         self._app = app
@@ -78,11 +77,11 @@ class Scheduler:
         again = now + AGAIN_AFTER
         self._app.store.tick(row, [], handled=_last(row), next_at=again, repeats=row.repeats, error=text)
 
-    def obey(self, orders: Sequence[Order]) -> None:
-        """It runs no jobs."""
-
     def quiet(self) -> None:
         """It claims none either."""
+
+    def leave(self) -> None:
+        """Nothing of it takes long."""
 
     def end(self) -> None:
         """Nothing to let go of."""

@@ -1,4 +1,4 @@
-"""Where jobs are performed: at most `concurrency` at once, in threads or on one event loop.
+"""Where jobs are performed: at most `concurrency` at once, in threads, on one event loop, or each in a process.
 
 Slots pull: whoever ends a job takes the next one from a plain queue, so a job costs no lock, no future and no wake-up.
 The right to perform is a token that goes with the job; where the next job is of the other kind, the token is passed on
@@ -18,15 +18,25 @@ from queue import SimpleQueue
 
 from packhorse.job import Claim, Token
 from packhorse.outcome import Outcome, broken
+from packhorse.runtime.isolated import Pool
 from packhorse.runtime.perform import Performer
+from packhorse.runtime.seats import Seat, Why
+from packhorse.stores.contract import Order
 
 log = logging.getLogger("packhorse.worker")
 
 
 class Slots:
-    def __init__(self, concurrency: int, performer: Performer, hand_in: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self, concurrency: int, performer: Performer, hand_in: Callable[[Outcome], None], pool: Pool | None = None
+    ) -> None:
         self._concurrency = concurrency
         self._performer = performer
+        self._pool = pool
+        self._seats: dict[int, Seat] = {}
+        self._given_up: set[Token] = set()
+        self._given: dict[Token, tuple[float, Claim]] = {}  # to the loop, which has not begun them
+        self._stalled_since: float | None = None
         self._hand_in = hand_in
         self._waiting: deque[tuple[float, Claim]] = deque()
         self._runs: dict[str, deque[tuple[float, Claim]]] = {}  # of each run, who comes after the one that has begun
@@ -79,7 +89,36 @@ class Slots:
                 taken += [behind for _, behind in self._runs.pop(claim.run)]
         for rest in list(self._runs.values()):
             taken += self._take_back(rest, limit)
+        if self._given:
+            taken += self._take_from_loop(limit)
         return taken
+
+    def _take_from_loop(self, limit: float) -> list[Claim]:
+        """A loop that begins nothing is blocked by some task."""
+        taken = []
+        for token, (given_at, claim) in list(self._given.items()):
+            if given_at <= limit and self._given.pop(token, None) is not None:
+                taken.append(claim)
+                if claim.run is not None:
+                    taken += [behind for _, behind in self._runs.pop(claim.run)]
+                self._free.append(None)
+                if self._stalled_since is None and self._loop is not None:
+                    self._stalled_since = given_at
+                    self._loop.call_soon_threadsafe(self._unstall)
+        return taken
+
+    def _unstall(self) -> None:
+        self._stalled_since = None
+
+    @property
+    def stalled(self) -> float:
+        """Seconds that the loop has been seen blocked."""
+        since = self._stalled_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def on_loop(self) -> list[Token]:
+        return list(self._coroutines)
 
     def _take_back(self, rest: deque[tuple[float, Claim]], limit: float) -> list[Claim]:
         """Those who would come after one that has begun, from the last on, since slots take from the first on."""
@@ -93,20 +132,72 @@ class Slots:
 
     @property
     def waiting(self) -> bool:
-        return bool(self._waiting) or any(self._runs.values())
+        return bool(self._waiting) or bool(self._given) or any(self._runs.values())
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
 
     def running_for(self, seconds: float) -> list[Token]:
         """What has run at least so long."""
         limit = time.monotonic() - seconds
         return [token for token, began in self._running.copy().items() if began <= limit]
 
-    def cancel(self, token: Token, reason: str) -> None:
-        """Ask a job to end: before it begins, or at its next await."""
-        if token in self._performer.cancelled:
-            return  # told at every beat; a second time would interrupt its cleaning up
-        self._performer.cancelled[token] = reason
+    def obey(self, order: Order) -> None:
+        """Ask a job to end: before it begins, or at its next await. What runs elsewhere gets some time to notice."""
+        performer, token = self._performer, order.token
+        before = performer.orders.get(token)
+        performer.orders[token] = order
+        if self._pool is not None and before != order:
+            self._pool.tell(order)
+        if before is not None:
+            return  # told again and again; a second time would interrupt its cleaning up
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._cancel_coroutine, token)
+        if token in self._running and token not in self._coroutines:
+            performer.deadlines.set(token, performer.ending_timeout, Why.ORDERED)
+
+    def interrupt(self, token: Token, why: Why) -> bool:
+        """End it now: at its next await, or its next line of Python. False where it has not begun, or has ended."""
+        performer = self._performer
+        performer.interrupted[token] = why
+        if self._pool is not None and self._pool.has(token):
+            reached = self._pool.interrupt(token, why)
+        elif token in self._coroutines and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel_coroutine, token)
+            reached = True
+        else:
+            reached = any(seat.interrupt(token, why.error) for seat in list(self._seats.values()))
+        if not reached:
+            performer.interrupted.pop(token, None)
+        return reached
+
+    def interrupt_all(self, why: Why) -> None:
+        """Each may still take its time to end; who does not is ended by force."""
+        for token in list(self._running):
+            self._performer.deadlines.set(token, 0, why)
+
+    def end(self, token: Token, why: Why) -> bool:
+        """By force; False where that cannot be done."""
+        if self._pool is None or not self._pool.has(token):
+            return token not in self._running
+        self._pool.end(token, why)
+        return True
+
+    def give_up(self, token: Token) -> None:
+        """A job that will not end keeps its thread, and another one takes over its slot."""
+        if token in self._running:
+            self._given_up.add(token)
+            self._concurrency += 1
+            self._free.append(None)
+            self._serve()
+
+    def seat(self) -> Seat:
+        """Of this thread."""
+        ident = threading.get_ident()
+        if ident not in self._seats:
+            self._seats[ident] = Seat()
+        return self._seats[ident]
 
     def close(self) -> None:
         """Let go of idle threads and the loop; what still runs is abandoned."""
@@ -147,7 +238,8 @@ class Slots:
     def _give(self, claim: Claim) -> None:
         if self._performer.is_coroutine(claim):
             loop = self._loop or self._start_loop()
-            loop.call_soon_threadsafe(self._start_coroutine, loop, claim)
+            self._given[claim.token] = (time.monotonic(), claim)
+            loop.call_soon_threadsafe(self._begin_coroutine, loop, claim)
             return
         self._inbox.put(claim)
         if len(self._threads) < self._concurrency:
@@ -157,19 +249,33 @@ class Slots:
 
     def _thread(self) -> None:
         perform, running, is_coroutine = self._performer.in_thread, self._running, self._performer.is_coroutine
+        isolated, is_isolated = self._performer.isolated, self._performer.is_isolated
+        seat = self.seat()
         while (claim := self._inbox.get()) is not None:
             while claim is not None:
                 running[claim.token] = time.monotonic()
                 try:
-                    outcome = perform(claim)
+                    outcome = isolated(claim) if is_isolated(claim) else perform(claim, seat)
                 except BaseException as error:  # whatever happens, the job ends and the slot lives
                     outcome = broken(claim.token, error)
                 del running[claim.token]
                 self._hand_in(outcome)
+                if self._given_up and self._is_given_up(claim):
+                    return
                 claim = self._after(claim)
                 if claim is not None and is_coroutine(claim):
                     self._give(claim)
                     claim = None
+
+    def _is_given_up(self, claim: Claim) -> bool:
+        """It has ended after all, and another has its slot."""
+        if claim.token not in self._given_up:
+            return False
+        self._given_up.discard(claim.token)
+        if (me := threading.current_thread()) in self._threads:
+            self._threads.remove(me)  # first: whoever puts a job meanwhile rather starts a thread too many
+        self._concurrency -= 1
+        return True
 
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         with self._starting:
@@ -177,6 +283,10 @@ class Slots:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._run_loop, args=(self._loop,), name="packhorse-loop", daemon=True).start()
             return self._loop
+
+    def _begin_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
+        if self._given.pop(claim.token, None) is not None:
+            self._start_coroutine(loop, claim)
 
     def _start_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
         """One asyncio task and one context for each job, so that nothing of it leaks into the next."""
@@ -192,6 +302,8 @@ class Slots:
             outcome = broken(claim.token, error)
         del self._running[claim.token], self._coroutines[claim.token]
         self._hand_in(outcome)
+        if self._given_up and self._is_given_up(claim):
+            return
         following = self._after(claim)
         if following is None:
             return

@@ -2,47 +2,127 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 from packhorse.app import Packhorse
 from packhorse.clock import length
 from packhorse.failpoints import failpoint
-from packhorse.ids import new_id
-from packhorse.runtime.child import Plan, encode_order
-from packhorse.runtime.orphans import Judge
-from packhorse.runtime.process import Trouble, place_of
+from packhorse.ids import new_id, to_text
+from packhorse.runtime.child import Plan
+from packhorse.runtime.child import run as run_child
+from packhorse.runtime.exits import GAVE_UP, RECYCLED, how_ended
+from packhorse.runtime.forking import Forked
+from packhorse.runtime.local import beside
+from packhorse.runtime.orphans import COMING_BACK, Death, Judge
+from packhorse.runtime.process import LAST_WORDS, Trouble, place_of
 from packhorse.runtime.wakeup import Wake
 from packhorse.stores.contract import ProcessInfo
 
 log = logging.getLogger("packhorse.supervisor")
 
 RESTART_CAP = 30.0
+FROZEN = 5.0  # seconds after which a child that was stopped by a signal is ended
+LOOK_EVERY = 1.0  # seconds between looks at children that nobody told of
 STEADY = 60.0  # a child that lived this long starts again with no delay
+
+
+class Started(subprocess.Popen[bytes]):
+    """A fresh Python."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._report, writing = os.pipe()
+        command = [sys.executable, "-m", run_child.__module__, json.dumps(told | {"report": writing})]
+        try:
+            super().__init__(command, stdin=subprocess.PIPE, bufsize=0, pass_fds=[writing])
+        except OSError:
+            os.close(self._report)
+            raise
+        finally:
+            os.close(writing)
+
+    def report(self) -> int:
+        """A descriptor to hear it on."""
+        return self._report
 
 
 @dataclass
 class Child:
     plan: Plan
     supervisor: bytes
+    wake: Callable[[], None]
     id: bytes = field(default_factory=new_id)
     failures: int = 0
+    ready: bool = False
+    quiet: bool = False
+    overdue: bool = False
+    well_at: float = 0.0
+    unwell_since: float | None = None
+    idle: bool = False
+    stopped_since: float | None = None
+    timed_out: set[bytes] = field(default_factory=set)
+    former: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.started_at = time.monotonic()
-        self.process = subprocess.Popen(self.plan.command(self.id, self.supervisor), stdin=subprocess.PIPE, bufsize=0)
-        assert self.process.stdin is not None
-        os.set_blocking(self.process.stdin.fileno(), False)
+        told = self.plan.told(self.id, self.supervisor)
+        if self.plan.preload:
+            self.process: Started | Forked = Forked(run_child, self.plan.app.partition(":")[0], told)
+        else:
+            self.process = Started(told)
+        reading = self.process.report()
+        threading.Thread(target=self._listen, args=(reading,), name="packhorse-report", daemon=True).start()
         log.info("started %s with pid %d", self.plan.role, self.process.pid)
         failpoint("supervisor.after_start")
+
+    def _listen(self, fd: int) -> None:
+        with os.fdopen(fd, "rb") as lines:
+            for line in lines:
+                with suppress(ValueError):  # its last words may be cut off
+                    self._hear(json.loads(line))
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if "ready" in said:
+            self.ready = True
+        elif "id" in said:
+            self.former.append(self.id)
+            self.id = bytes.fromhex(said["id"])
+        elif "timed_out" in said:
+            self.timed_out.add(bytes.fromhex(said["timed_out"]))
+        elif "idle" in said:
+            self.idle = True
+        elif said.get("well"):
+            self.well_at, self.unwell_since, self.idle = now, None, False
+        else:
+            self.unwell_since = now
+        self.wake()
+
+    def frozen_for(self) -> float:
+        """Seconds that it has been seen stopped, by a signal, one look after the other."""
+        if not _is_stopped(self.process.pid):
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = time.monotonic()
+        return 0.0 if self.stopped_since is None else time.monotonic() - self.stopped_since
+
+    @property
+    def ids(self) -> list[bytes]:
+        """All it has had; jobs that it claimed under an earlier one may still be its own."""
+        return [*self.former, self.id]
 
     @property
     def ended(self) -> bool:
@@ -51,17 +131,7 @@ class Child:
     @property
     def cause(self) -> str:
         """How it ended, as the end of a sentence about it."""
-        status = self.process.returncode
-        if status < 0:
-            known = {number.value: number.name for number in signal.Signals}
-            return f"was killed by {known.get(-status, f'signal {-status}')}"
-        return f"exited with status {status}"
-
-    def tell(self, line: bytes) -> None:
-        """Never waits for a child that does not read: every beat says it again."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.write(line)
+        return how_ended(self.process.returncode)
 
 
 class Supervisor:
@@ -73,19 +143,27 @@ class Supervisor:
         self._children: list[Child] = []
         self._due: list[tuple[float, Plan, int]] = []
         self._judge = Judge(app)
-        self._unjudged: dict[bytes, str] = {}
+        self._unjudged: dict[bytes, Death] = {}
+        self._unready: Counter[str] = Counter()
+        self._judge_at = 0.0
         self._beat_at = 0.0
+        self._beaten_at = time.monotonic()
         self._stopping = False
         self._at_once = False
+        self._quiet = False
+        self._status = 0
 
     def run(self) -> int:
         """Until a signal, or until the workers have done their part; the exit status."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGQUIT, self._on_signal)
+        signal.signal(signal.SIGUSR1, self._on_quiet)
         signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
-        self._enroll()
-        self._children = [Child(plan, self._id) for plan in self._plans]
+        self._enroll(self._id)
+        self._app.hooks.call("start", "supervisor", to_text(self._id))
+        for plan in self._plans:
+            self._start(plan, 0)
         trouble = Trouble()
         while not self._stopping:
             try:
@@ -95,45 +173,103 @@ class Supervisor:
                 pause = trouble.delay()
                 log.error("the supervisor failed (%s); it goes on in %.1f s", place_of(error), pause)
             self._wake.wait(pause)
+        self._app.hooks.call("stop", "supervisor", to_text(self._id))
         self._stop()
-        return 0
+        self._app.hooks.call("exit", "supervisor", to_text(self._id))
+        return self._status
 
-    def _enroll(self) -> None:
-        info = ProcessInfo(self._id, "supervisor", socket.gethostname(), os.getpid())
+    def could_claim(self, within: float) -> str:
+        """Why some worker here could not claim a job within so many seconds; empty where all could."""
+        now = time.monotonic()
+        workers = [child for child in list(self._children) if child.plan.role == "worker"]
+        if missing := sum(plan.role == "worker" for plan in self._plans) - len(workers):
+            return f"{missing} worker processes are not running"
+        if self._quiet or self._stopping:
+            return "no more jobs are claimed, as somebody asked for"
+        for child in workers:
+            if now - child.well_at > within:
+                return f"the worker with pid {child.process.pid} has not reached the store for {within:g} s"
+        return ""
+
+    def _enroll(self, id: bytes) -> None:
+        info = ProcessInfo(id, "supervisor", socket.gethostname(), os.getpid())
         self._app.store.enroll(info, length(self._app.settings.lease))
+        self._id = id
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._at_once = self._at_once or number == signal.SIGQUIT or (number == signal.SIGINT and self._stopping)
         self._stopping = True
         self._wake.set()
 
+    def _on_quiet(self, number: int, frame: FrameType | None) -> None:
+        self._quiet = True
+        self._wake.set()
+
     def _turn(self) -> None:
         self._beat()
+        self._look_after_children()
         for child in [child for child in self._children if child.ended]:
             self._children.remove(child)
             self._bury(child)
-        if self._unjudged:
+        if os.getpid() == 1:
+            self._reap_strangers()
+        if self._unjudged and time.monotonic() >= self._judge_at:
             self._judge_children()
         for due in [due for due in self._due if due[0] <= time.monotonic()]:
             self._due.remove(due)
             self._start(due[1], due[2])
-        working = [plan.role for plan in self._plans_in_hand()]
-        if "worker" not in working:
-            self._stopping = True
+        if any(plan.role == "worker" for plan in self._plans):
+            self._stopping |= all(plan.role != "worker" for plan in self._plans_in_hand())
 
     def _start(self, plan: Plan, failures: int) -> None:
         try:
-            self._children.append(Child(plan, self._id, failures=failures))
+            self._children.append(Child(plan, self._id, self._wake.set, failures=failures))
         except OSError as error:
             log.error("a %s could not be started: %s", plan.role, error.strerror)
             self._due.append((time.monotonic() + min(RESTART_CAP, 2.0 ** min(failures, 10)), plan, failures + 1))
+
+    def _look_after_children(self) -> None:
+        """End those that are not ready in time, are frozen, or may perform jobs that will soon be others'."""
+        now, settings = time.monotonic(), self._app.settings
+        cut_off = now - self._beaten_at > settings.lease * 5 / 6
+        for child in self._children:
+            if child.ready:
+                self._unready[child.plan.role] = 0
+            if not child.ready and now - child.started_at > settings.boot_timeout:
+                child.overdue = True
+                log.error("%s with pid %d was not ready in time", child.plan.role, child.process.pid)
+            elif child.frozen_for() > FROZEN:
+                log.error("%s with pid %d is frozen", child.plan.role, child.process.pid)
+            elif cut_off and child.plan.role == "worker" and not child.idle:
+                log.error("the store cannot be reached; the worker with pid %d has to end", child.process.pid)
+            else:
+                continue
+            child.process.kill()
+        if self._quiet:
+            for child in self._children:
+                if child.plan.role == "worker" and child.ready and not child.quiet:
+                    child.quiet = True
+                    log.info("the worker with pid %d claims no more jobs", child.process.pid)
+                    child.process.send_signal(signal.SIGUSR1)
+
+    def _reap_strangers(self) -> None:
+        """As the first process of a container it inherits everybody's orphans."""
+        ours = {child.process.pid for child in self._children}
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None or found.si_pid in ours:
+                return  # one of ours is met in its turn
+            os.waitpid(found.si_pid, 0)
 
     def _plans_in_hand(self) -> list[Plan]:
         return [child.plan for child in self._children] + [plan for _, plan, _ in self._due]
 
     def _pause(self) -> float:
         now = time.monotonic()
-        moments = [self._beat_at, *(due[0] for due in self._due)]
+        moments = [self._beat_at, now + LOOK_EVERY, *(due[0] for due in self._due)]
         return max(0.0, min(moments) - now) if not self._stopping else 0.0
 
     def _beat(self) -> None:
@@ -141,34 +277,56 @@ class Supervisor:
             return
         self._beat_at = time.monotonic() + self._app.settings.heartbeat
         try:
-            beaten = self._app.store.beat([self._id, *(child.id for child in self._children)])
-            if self._id in beaten.dead:
+            dead = self._app.store.beat([self._id, *(child.id for child in self._children if self._vouches(child))])
+            self._beaten_at = time.monotonic()
+            if self._id in dead:
+                self._enroll(new_id())
+                self._judge_at = time.monotonic() + self._app.settings.lease * COMING_BACK
                 log.warning("the supervisor lost its lease; it goes on under a new id")
-                self._id = new_id()
-                self._enroll()
-            for order in self._app.control.trusted(beaten.orders):
-                for child in self._children:
-                    if child.id == order.token.process:
-                        child.tell(encode_order(order))
         except Exception as error:  # its children would lose their leases if it ended
             log.warning("the supervisor could not beat: %s", place_of(error))
 
+    def _vouches(self, child: Child) -> bool:
+        """Not for one that cannot reach the store by itself: it stops its tasks before the lease is over."""
+        since = child.unwell_since
+        return since is None or time.monotonic() - since < self._app.settings.lease * 2 / 3
+
     def _bury(self, child: Child) -> None:
         """A child has ended. If it was not its own wish, its jobs get a verdict now and a new one takes its place."""
+        if child.process.returncode == RECYCLED:
+            self._due.append((time.monotonic(), child.plan, 0))
+            return
         if child.process.returncode == 0 and (child.plan.burst or child.plan.max_jobs is not None):
             log.info("%s with pid %d has done its part", child.plan.role, child.process.pid)
             return
         log.error("%s with pid %d %s", child.plan.role, child.process.pid, child.cause)
-        self._unjudged[child.id] = child.cause
+        self._unjudged |= dict.fromkeys(child.ids, Death(child.cause, frozenset(child.timed_out)))
+        self._unjudged[beside(child.ids[0])] = Death(child.cause)
+        if child.timed_out:
+            self._due.append((time.monotonic(), child.plan, 0))
+            return
         lived = time.monotonic() - child.started_at
         failures = 0 if lived > STEADY else child.failures + 1
+        if not child.ready and self._gives_up(child):
+            self._status, self._stopping = GAVE_UP, True
+            return
         delay = 0.0 if failures <= 1 else min(RESTART_CAP, 2.0 ** (failures - 2))
         self._due.append((time.monotonic() + delay, child.plan, failures))
+
+    def _gives_up(self, child: Child) -> bool:
+        """Those that somebody else killed say nothing about whether they could ever be ready."""
+        role, limit = child.plan.role, self._app.settings.max_restarts
+        self._unready[role] += child.process.returncode >= 0 or child.overdue
+        if limit is None or self._unready[role] <= limit:
+            return False
+        log.critical("a %s died %d times in a row before it was ready: giving up", role, self._unready[role])
+        return True
 
     def _judge_children(self) -> None:
         try:
             self._judge.judge(self._id, self._unjudged)
-            self._unjudged = {}
+            if not self._app.store.beat([self._id]):  # without a lease it was given nothing to judge
+                self._unjudged = {}
         except Exception as error:
             log.warning("the jobs of dead children wait for a verdict: %s", place_of(error))
 
@@ -188,7 +346,8 @@ class Supervisor:
     def _stop_children(self, children: list[Child]) -> None:
         for child in children:
             child.process.terminate()
-        deadline = time.monotonic() + self._app.settings.shutdown_timeout + 1
+        settings = self._app.settings
+        deadline = time.monotonic() + settings.shutdown_timeout + settings.ending_timeout + LAST_WORDS + 1
         while not all(child.ended for child in children):
             if self._at_once or time.monotonic() > deadline:
                 for child in children:
@@ -198,13 +357,31 @@ class Supervisor:
             self._beat()
             self._wake.wait(min(max(0.0, self._beat_at - time.monotonic()), 0.5))
         for child in children:
-            if child.process.returncode != 0:
+            if child.process.returncode not in (0, RECYCLED):
                 self._hand_back(child)
 
     def _hand_back(self, child: Child) -> None:
-        """It stopped because we asked, and it is gone for certain: what it held goes back unspent."""
+        """It stopped because we asked, and it is gone for certain: what it held goes back unspent.
+
+        But what does not end is to blame for its own end, and its local tasks end with it.
+        """
+        self._unjudged[beside(child.ids[0])] = Death(child.cause)
+        if child.timed_out:
+            self._unjudged |= dict.fromkeys(child.ids, Death(child.cause, frozenset(child.timed_out)))
+        self._judge_children()
+        if child.timed_out:
+            return
         log.warning("%s with pid %d %s; what it held goes back", child.plan.role, child.process.pid, child.cause)
         try:
-            self._app.store.leave(child.id)
+            for id in child.ids:
+                self._app.store.leave(id)
         except Exception as error:
             log.warning("the jobs of pid %d wait for the end of its lease: %s", child.process.pid, place_of(error))
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"T"
+    except OSError:
+        return False

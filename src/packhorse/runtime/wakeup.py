@@ -13,6 +13,8 @@ from packhorse.stores import Store
 
 log = logging.getLogger("packhorse.runtime")
 
+PATIENCE = 60.0  # seconds after which a watch that was not called begins anew; roles look for themselves more often
+
 
 class Wake:
     """A flag to sleep on. Unlike threading.Event it may be raised from a signal handler."""
@@ -38,10 +40,9 @@ class Wake:
 class Watcher:
     """Wakes a role when the store has something for it; looks only while the role has room for it."""
 
-    def __init__(self, store: Store, queues: Selected, wake: Callable[[], None], patience: float) -> None:
+    def __init__(self, store: Store, queues: Selected, wake: Callable[[], None]) -> None:
         self._watch = store.watch(queues)
         self._wake = wake
-        self._patience = patience
         self._armed = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="packhorse-watcher", daemon=True)
@@ -64,7 +65,7 @@ class Watcher:
         while not self._closing:  # looked at after every clear, which may have wiped out the call to close
             self._armed.wait()
             try:
-                changed = self._watch.wait(self._patience)
+                changed = self._watch.wait(PATIENCE)
             except StoreError:
                 # The role meets the same trouble in its own turn and says so; here only the pace matters.
                 changed = False
@@ -72,3 +73,7 @@ class Watcher:
             if changed:
                 self.set_armed(False)
                 self._wake()
+            try:
+                self._watch.settle()
+            except StoreError:
+                pass  # the role meets it, too

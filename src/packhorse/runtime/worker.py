@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import random
 import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from packhorse.app import Packhorse
 from packhorse.clock import SECOND
@@ -16,8 +19,10 @@ from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, Token
 from packhorse.outcome import Outcome, bare, broken, expire, release
 from packhorse.queues import Selected
+from packhorse.runtime.isolated import Pool
 from packhorse.runtime.perform import Performer
-from packhorse.runtime.process import Process, place_of
+from packhorse.runtime.process import Process, memory_now, place_of
+from packhorse.runtime.seats import Why
 from packhorse.runtime.slots import Slots
 from packhorse.runtime.wakeup import Watcher
 from packhorse.stores.contract import EXCHANGE_BYTES, EXCHANGE_JOBS, Exchanged, Order
@@ -31,7 +36,20 @@ UNKNOWN_PACE = 1.0  # seconds a job takes, as long as nothing is known: too slow
 # A worker is not woken for so many seconds after a look, and then looks once more: where its jobs are quick, the next
 # exchange comes by itself, and where it woke for nothing, others are at work and would wake it for every commit.
 LINGER = 0.005
-LONG = 0.05  # seconds after which a look-ahead claim that began is worth telling the store
+MANY = 8  # claims for each slot from which on an exchange is worth a short wait for more outcomes
+STALLED = 1.0  # seconds after which a blocked event loop is worth telling
+LONG = 0.05  # seconds after which a job is no quick one: worth telling the store that it began, and orders may reach it
+LISTEN_EVERY = 0.1  # seconds between looks for orders, as long as there is a reason to look
+
+
+class Recycle(NamedTuple):
+    """When a worker process has done enough: after so many jobs, or holding so many bytes."""
+
+    jobs: int | None = None
+    memory: int | None = None
+
+
+NEVER = Recycle()
 
 
 class Worker:
@@ -45,6 +63,8 @@ class Worker:
         *,
         burst: bool = False,
         max_jobs: int | None = None,
+        recycle: Recycle = NEVER,
+        pool: Pool | None = None,
     ) -> None:
         self.queues = ",".join(map(str, queues))
         self._app = app
@@ -52,24 +72,39 @@ class Worker:
         self._concurrency = concurrency
         self._burst = burst
         self._jobs_left = max_jobs
-        self._performer = Performer(app, self._stop_by)
-        self._slots = Slots(concurrency, self._performer, self._hand_in)
+        self._recycle = recycle
+        self._performed = 0
+        self._pool = pool
+        self._performer = Performer(app, self._stop_by, self._ask, self._force, pool=pool)
+        self._slots = Slots(concurrency, self._performer, self._hand_in, pool)
+        self._stuck: set[Token] = set()
+        self._stall_told = False
+        self._renewed_at = time.monotonic()
         self._ended: deque[Outcome] = deque()
         self._held: dict[Token, Claim | None] = {}  # None where the store has it as ours and never told us
         self._unannounced: set[Token] = set()
         self._pace = UNKNOWN_PACE
         self._quiet = False
         self._lingers = False
+        self._called = False
         self._in_doubt = False
         self._doubt_at = time.monotonic() + DOUBT_EVERY
+        self._long: list[Token] = []
+        self._listen_at = 0.0
         self._watcher: Watcher | None = None
 
     def begin(self, process: Process) -> None:
         self._process = process
         if self._watcher is None:
             self._warn()
-            patience = self._app.settings.polling_interval
-            self._watcher = Watcher(self._app.store, self._selected, process.wake.set, patience)
+            self._watcher = Watcher(self._app.store, self._selected, self._call)
+            if self._pool is not None and any(task.performed.isolate for task in self._app.tasks.values()):
+                self._pool.warm(min(self._concurrency, os.cpu_count() or 1))
+
+    def _call(self) -> None:
+        """Called by the watcher: there may be something."""
+        self._called = True
+        self._process.wake.set()
 
     def _warn(self) -> None:
         if names := [it.name for it in self._app.tasks.values() if getattr(it.stored.codec, "runs_code", False)]:
@@ -80,35 +115,90 @@ class Worker:
             )
 
     def turn(self) -> float:
+        if self._quiet and self._pool is not None and (stop_by := self._stop_by()) is not None:
+            self._pool.tell_leaving(max(0.0, stop_by - time.monotonic()))
         after_failure = self._in_doubt
         if after_failure or time.monotonic() >= self._doubt_at:
             self._resolve_doubt()
         self._take_back(older_than=0 if self._quiet else PATIENCE)
+        self._gather()
         outcomes = self._collect()
-        busy = len(self._held) - len(outcomes)
+        busy = len(self._held) - len(self._stuck) - len(outcomes)
         room = 0 if after_failure else self._room(busy, outcomes)
         starting = max(0, min(room, self._concurrency - busy))
         reply = self._exchange(outcomes, room, starting)
         self._hand_out(reply, starting)
+        if outcomes and self._recycle != NEVER:
+            self._look_at_age(len(outcomes))
+        if self._long:
+            self._listen(active=bool(outcomes or reply.claims))
         return self._rest(room, outcomes, reply)
+
+    def _listen(self, active: bool) -> None:
+        """Hear what operators ask of jobs that have run for a while; quick ones end before an order could come."""
+        now = time.monotonic()
+        if active and now < self._listen_at:
+            return
+        self._listen_at = now + LISTEN_EVERY
+        if orders := self._app.store.orders([self._process.id]):
+            self.obey(self._app.control.trusted(orders))
+
+    def _look_at_age(self, ended: int) -> None:
+        jobs, memory = self._recycle
+        self._performed += ended
+        if jobs is not None and self._performed >= jobs:
+            self._process.recycle(f"it has performed {self._performed:,} jobs")
+        elif memory is not None and (held := memory_now()) > memory:
+            self._process.recycle(f"it holds {held / 1e6:.0f} MB")
 
     def obey(self, orders: Sequence[Order]) -> None:
         for order in orders:
             if order.token in self._held:
-                self._slots.cancel(order.token, order.reason)
+                self._slots.obey(order)
 
     def quiet(self) -> None:
         self._quiet = True
+
+    def leave(self) -> None:
+        """The time to finish is over."""
+        self._slots.interrupt_all(Why.LEAVING)
 
     @property
     def drained(self) -> bool:
         return not self._held and not self._ended
 
+    @property
+    def performing(self) -> bool:
+        return self._slots.busy
+
+    @property
+    def stuck(self) -> bool:
+        return bool(self._stuck) and not self._ended and self._stuck.issuperset(self._held)
+
     def end(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
         self._slots.close()
+        if self._pool is not None:
+            self._pool.close()
         self._performer.close()
+
+    def _ask(self, token: Token, why: Why) -> bool:
+        """Called by the deadlines."""
+        reached = self._slots.interrupt(token, why)
+        if reached and why is not Why.LEAVING:
+            log.warning("job %s is interrupted: %s", to_text(token.id), why)
+        return reached
+
+    def _force(self, token: Token, why: Why) -> None:
+        """A thread cannot be ended but with its process, which ends once the others have finished."""
+        if self._slots.end(token, why) or why is not Why.TIMEOUT:
+            return
+        self._stuck.add(token)
+        log.error("job %s does not end though its time is over", to_text(token.id))
+        if not self._process.replace(token, "a job that does not end"):
+            self._slots.give_up(token)
+            self._process.wake.set()
 
     def _stop_by(self) -> float | None:
         return self._process.stop_by
@@ -124,6 +214,14 @@ class Worker:
             failpoint("worker.release")
             self._ended.append(release(claim.token))
             self._pace = UNKNOWN_PACE
+
+    def _gather(self) -> None:
+        """Quick jobs by the hundred: an exchange of half of them costs little more than one of the first few."""
+        until = time.monotonic() + LINGER
+        while self._pace < LINGER and len(self._held) > max(2 * len(self._ended), MANY * self._concurrency):
+            if time.monotonic() >= until:
+                return
+            time.sleep(LINGER / 5)
 
     def _collect(self) -> list[Outcome]:
         """What ended, within the bounds of one exchange."""
@@ -147,6 +245,10 @@ class Worker:
     def _room(self, busy: int, outcomes: list[Outcome]) -> int:
         """How many jobs to ask for: the free slots, and what will start within AHEAD at the pace of late."""
         free = self._concurrency - busy
+        if self._slots.stalled:
+            self._tell_stalled()
+            return 0
+        self._stall_told = False
         if self._quiet or (free <= 0 and not outcomes):
             return 0
         ahead = min(self._app.settings.lookahead, int(self._concurrency * AHEAD / self._pace))
@@ -155,11 +257,23 @@ class Worker:
             room = min(room, self._jobs_left - busy - sum(outcome.spent for outcome in outcomes))
         return max(0, room)
 
+    def _tell_stalled(self) -> None:
+        if self._slots.stalled < STALLED or self._stall_told:
+            return
+        self._stall_told = True
+        names = {claim.task for token in self._slots.on_loop if (claim := self._held.get(token)) is not None}
+        log.error(
+            "the event loop is blocked, and no job is claimed meanwhile: one of %s waits or computes without await",
+            ", ".join(sorted(names)),
+        )
+
     def _exchange(self, outcomes: list[Outcome], room: int, starting: int) -> Exchanged:
         failpoint("worker.before_exchange")
-        started = [token for token in self._slots.running_for(LONG) if token in self._unannounced]
+        self._long = self._slots.running_for(LONG)
+        started = [token for token in self._long if token in self._unannounced]
         try:
-            reply = self._offer(outcomes, room, starting, started)
+            offered = [outcome for outcome in outcomes if not outcome.written]
+            reply = self._offer(offered, room, starting, started)
         except BaseException:
             self._ended.extendleft(reversed(outcomes))
             self._in_doubt = True
@@ -169,9 +283,11 @@ class Worker:
         told, refused = bool(self._app.events), set(reply.refused)
         for outcome in outcomes:
             claim = self._held.pop(outcome.token, None)
+            if self._stuck:
+                self._stuck.discard(outcome.token)
             self._unannounced.discard(outcome.token)
-            if self._performer.cancelled:
-                self._performer.cancelled.pop(outcome.token, None)
+            if self._performer.orders:
+                self._performer.orders.pop(outcome.token, None)
             if self._jobs_left is not None:
                 self._jobs_left -= outcome.spent
             if told and claim is not None and outcome.token not in refused:
@@ -180,7 +296,19 @@ class Worker:
             log.warning("job %s had moved on; what this worker made of it was refused", to_text(token.id))
         if not reply.alive:
             self._process.enroll_anew()
+            self._take_back(older_than=0)  # others may perform them already, and those that have begun
+            self._slots.interrupt_all(Why.LEAVING)
+        self._keep_lease(bool(offered or reply.claims))
         return reply
+
+    def _keep_lease(self, renewed: bool) -> None:
+        """While it holds jobs and exchanges nothing: its supervisor may be frozen, and nobody beats for it."""
+        now = time.monotonic()
+        if renewed or not self._held:
+            self._renewed_at = now
+        elif now - self._renewed_at > self._app.settings.lease / 2:
+            self._app.store.beat([self._process.id])
+            self._renewed_at = now
 
     def _offer(self, outcomes: list[Outcome], room: int, starting: int, started: list[Token]) -> Exchanged:
         store, process = self._app.store, self._process.id
@@ -257,13 +385,19 @@ class Worker:
             self._process.stop()
             return 0
         active = bool(outcomes or reply.claims)
-        self._lingers = self._pace < LINGER if active else not self._lingers
+        self._lingers = self._pace < LINGER if active else self._called and not self._lingers
+        self._called = False
+        free = len(self._held) < self._concurrency and not self._quiet
         if self._watcher is not None:
-            free = len(self._held) < self._concurrency and not self._quiet
-            self._watcher.set_armed(free and not self._lingers)
+            free = len(self._held) - len(self._stuck) < self._concurrency and not self._quiet
+            self._watcher.set_armed((free or bool(self._long)) and not self._lingers)
         if self._lingers:
-            return LINGER
-        return PATIENCE if self._slots.waiting else self._app.settings.polling_interval
+            return LINGER if free or not self._long else LISTEN_EVERY
+        # Not all workers of a site at the same moment.
+        rest = PATIENCE if self._slots.waiting else self._app.settings.polling_interval * random.uniform(1, 1.2)
+        if self._held and (active or not self._long):  # an order may be there that was not heard
+            rest = min(rest, LISTEN_EVERY)
+        return rest
 
     def _finished_its_part(self, room: int, reply: Exchanged) -> bool:
         nothing_ready = room > 0 and reply.alive and not reply.claims

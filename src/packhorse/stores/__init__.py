@@ -25,6 +25,15 @@ def open_store(url: str, clock: Clock | None = None) -> Store:
             from packhorse.stores.sqlite import SQLiteStore
 
             return SQLiteStore(url, clock)
+        case "postgresql" | "postgres":
+            try:
+                import psycopg  # noqa: F401
+            except ImportError as missing:
+                why = f"its driver is missing ({missing}). Run: pip install 'packhorse[postgres]'"
+                raise StoreURLError(url, why) from None
+            from packhorse.stores.postgres import PostgresStore
+
+            return PostgresStore(url, clock)
         case "":
             raise StoreURLError(url, "it has no scheme")
     raise StoreURLError(url, f"there is no store for {scheme!r}")

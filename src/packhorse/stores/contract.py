@@ -7,12 +7,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from packhorse.job import Claim, JobState, NewJob, StoredJob, Token
+from packhorse.errors import ConfigError
+from packhorse.job import Claim, JobState, NewJob, StoredJob, Token, stopped_reason
 from packhorse.limits import Pace
-from packhorse.outcome import Outcome
+from packhorse.outcome import Outcome, go_back, heed, release, stop
 from packhorse.queues import Selected
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 EXCHANGE_JOBS = 1_000
 EXCHANGE_BYTES = 1 << 20
@@ -20,12 +24,14 @@ ADMIT_AT_ONCE = 1_000
 TICKS_KEPT = 30 * 24 * 3_600 * 1_000_000  # microseconds
 MERGED = "merged"  # the kind of entry that keeps the payload of a job that was merged into another
 SIGNAL = "signal"  # the kind of entry that keeps a signal which a job got
+RELOAD = "reload"  # the kind of entry that keeps the payload with which a running job is to start again
 RESULT_PRUNED = "it was kept for its time, and the job longer"
 
 
 # What a waiting job waits for, as the name of its line; the empty one is the door, where it will be judged.
 FAIR, GATE, LIMIT, RATE, PARKED = "fair:", "gate:", "limit:", "rate:", "task:"
 NOT_NEEDED = "nothing failed"  # why a job that waits for a failure is cancelled
+HURT = "a job before it did not succeed"  # why one is that waits for a success
 
 
 def fair_line(queue: str, share: str) -> str:
@@ -75,13 +81,17 @@ class Exchanged(NamedTuple):
 
 
 class OrderKind(StrEnum):
+    """CANCEL to end the job for good, RESTART to end the attempt and put the job back."""
+
     CANCEL = "cancel"
+    RESTART = "restart"
 
 
 class Order(NamedTuple):
-    """What an operator asks of the owner of a running job, sealed. Told at every beat until the job has ended.
+    """What an operator asks of the owner of a running job, sealed. Told until the attempt has ended; the last counts.
 
-    Where the owner puts the job back instead, by a retry, a release or its own death, it ends `cancelled`.
+    A success stands. Else, whatever the owner makes of the job, and also if it dies: under CANCEL a job that would come
+    back ends `cancelled`, and under RESTART the job goes back in place, unspent.
     """
 
     kind: OrderKind
@@ -89,16 +99,19 @@ class Order(NamedTuple):
     reason: str
     seal: bytes = b""
 
+    def outcome(self, duration: int | None) -> Outcome:
+        """Of a job that ended because it was asked to."""
+        if self.kind is OrderKind.RESTART:
+            return release(self.token)
+        return stop(self.token, duration, self.reason)
 
-class Beaten(NamedTuple):
-    """Who had no lease left to renew, and what was asked of the others."""
-
-    dead: list[bytes]
-    orders: list[Order]
+    def heeded(self, outcome: Outcome) -> Outcome:
+        """What becomes of an outcome that the job had meanwhile."""
+        return go_back(outcome) if self.kind is OrderKind.RESTART else heed(outcome, self.reason)
 
 
 class Orphan(NamedTuple):
-    """A running job of a dead process, now claimed by the adopter, who owes it a verdict.
+    """A job of a dead process, now claimed by the adopter, who owes it a verdict.
 
     `ran` is how many microseconds ago its task began, None where that is not known.
     """
@@ -159,14 +172,21 @@ class Act(StrEnum):
     """What an operator does to selected jobs.
 
     CANCEL   unfinished jobs end `cancelled`; the owner of a running one is asked to
+    STOP     the same, with a reason that tells it was this
+    RESTART  failed and cancelled jobs as by RETRY; the owner of a running one is asked to put it back
+    RELOAD   the same with another payload, and no expiry; unfinished jobs that do not run get it where they stand
     RETRY    failed and cancelled jobs become ready again with fresh attempts; one that comes after others waits for
-             those that have not ended, or go round with it, and bears with those that did not succeed
+             those that have not ended, or go round with it, and bears with those that did not succeed. Callbacks of
+             it that were cancelled because of how it ended go round with it, and are not counted
     RUN_NOW  scheduled jobs become ready
     DISCARD  jobs that do not run are deleted
     CHANGE   unfinished jobs that do not run get another queue or priority
     """
 
     CANCEL = "cancel"
+    STOP = "stop"
+    RESTART = "restart"
+    RELOAD = "reload"
     RETRY = "retry"
     RUN_NOW = "run_now"
     DISCARD = "discard"
@@ -175,12 +195,28 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`seal` proves to the owners of running jobs who asked."""
+    """`seal` proves to the owners of running jobs who asked; `payload` is for a RELOAD of one job."""
 
     act: Act
     queue: str | None = None
     priority: int | None = None
     seal: bytes = b""
+    payload: bytes = b""
+
+
+ORDERS = {
+    Act.CANCEL: OrderKind.CANCEL,
+    Act.STOP: OrderKind.CANCEL,
+    Act.RESTART: OrderKind.RESTART,
+    Act.RELOAD: OrderKind.RESTART,
+}
+
+
+def kept_reason(act: Act, reason: str) -> str:
+    """As it stands with the order, and with the job that is cancelled."""
+    if act is Act.STOP:
+        return stopped_reason(reason)
+    return reason or ("cancelled" if act is Act.CANCEL else "restarted")
 
 
 class Moved(NamedTuple):
@@ -355,12 +391,35 @@ class Watch(ABC):
     def wait(self, timeout: float) -> bool:
         """True where something changed since the last call returned; a change in between is never missed."""
 
+    def settle(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Who waited has gone to look, and does not sleep: there is time to do what was put off for it."""
+
     @abstractmethod
     def wake(self) -> None:
         """End the sleep early."""
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+class Lent(ABC):
+    """A connection that a caller lends. Strokes join its transaction: they are there when it commits, and not before.
+
+    All or nothing still, also where the caller's transaction goes on after an error. None is run again: errors are the
+    caller's. Where the connection is in no transaction and opens none by itself, each stroke is one.
+    """
+
+    @abstractmethod
+    def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
+        """As `Store.insert`."""
+
+    @abstractmethod
+    def run_schedule(self, job: NewJob, actor: str, reason: str) -> bytes:
+        """As `Store.run_schedule`."""
+
+    @abstractmethod
+    def complete(self, outcome: Outcome) -> bool:
+        """Write how a job ended; False, and nothing written, where it runs no longer under that token."""
 
 
 class Store(ABC):
@@ -381,7 +440,8 @@ class Store(ABC):
 
         One that comes after others waits until they have ended, and goes on in the stroke that ends the last of them.
         If one of them does not end as it needs, it is cancelled in that stroke, and so are those that need it.
-        StoreDataError where a job it comes after is not known, or one it comes before waits no longer.
+        StoreDataError where a job it comes after is not known, or one it comes before waits no longer. Its callbacks
+        are inserted with it, if it is.
         """
 
     @abstractmethod
@@ -417,14 +477,22 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def beat(self, processes: Collection[bytes]) -> Beaten:
-        """They live: renew the leases that have not run out."""
+    def beat(self, processes: Collection[bytes]) -> list[bytes]:
+        """They live: renew the leases that have not run out; those that had none left."""
+
+    @abstractmethod
+    def orders(self, processes: Collection[bytes]) -> list[Order]:
+        """What is asked of these owners of running jobs. A cheap look, for it is taken again and again."""
 
     # Fenced by the claim token.
 
     @abstractmethod
     def record(self, token: Token, entries: Sequence[Entry]) -> bool:
         """Keep entries of a running job; False, and nothing kept, where the token is old."""
+
+    @abstractmethod
+    def finished(self, token: Token) -> bool:
+        """Whether the job has finished under this claim, or is kept no longer."""
 
     @abstractmethod
     def now(self) -> int:
@@ -475,7 +543,10 @@ class Store(ABC):
 
     @abstractmethod
     def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
-        """Take over running jobs whose process is unknown, has no lease left or is named `dead`."""
+        """Take over running jobs whose process is unknown, has no lease left or is named `dead`.
+
+        And ready ones of a local queue that only such a process would have served.
+        """
 
     @abstractmethod
     def prune(self, retention: Retention, limit: int) -> int:
@@ -500,6 +571,10 @@ class Store(ABC):
 
     @abstractmethod
     def remove_schedule(self, key: str, actor: str, reason: str) -> bool: ...
+
+    @abstractmethod
+    def run_schedule(self, job: NewJob, actor: str, reason: str) -> bytes:
+        """Insert a job of a schedule besides its moments, as somebody asked for; the id that stands for it."""
 
     @abstractmethod
     def due_schedules(self, limit: int) -> DueSchedules:
@@ -635,6 +710,10 @@ class Store(ABC):
         """Sleep until at least one of them has finished; those that have, also the ones no longer known."""
 
     # The store itself.
+
+    def lent(self, connection: object, loop: AbstractEventLoop | None = None) -> Lent:
+        """Strokes on a connection of the caller's to the same database; on an async one, from outside its loop."""
+        raise ConfigError(f"{type(self).__name__} has no database that a connection of yours could be to.")
 
     def own_key(self, *, make: bool = True) -> bytes | None:
         """A key that only the store's owner can read, made at the first call; None where there is no place for one.

@@ -13,26 +13,28 @@ from itertools import count
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
 from packhorse.errors import StoreDataError
 from packhorse.ids import to_text
-from packhorse.job import Claim, JobState, Need, NewJob, StoredAttempt, StoredJob, Token
+from packhorse.job import Claim, JobState, Need, NewJob, StoredAttempt, StoredJob, Token, with_callbacks
 from packhorse.limits import CATCH_UP, MERGES_CAP, TURN, Bucket, Conflict, Hold, Pace, UniqueConflict
-from packhorse.outcome import Outcome, heed, release
-from packhorse.queues import Selected
+from packhorse.outcome import Outcome, release
+from packhorse.queues import Selected, local_owner
 from packhorse.signing import generate_secret
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
     FAIR,
     GATE,
+    HURT,
     LIMIT,
     MERGED,
     NOBODY,
     NOT_NEEDED,
+    ORDERS,
     PARKED,
+    RELOAD,
     RESULT_PRUNED,
     SIGNAL,
     TICKS_KEPT,
     Act,
     Audit,
-    Beaten,
     Change,
     DueSchedules,
     Entry,
@@ -40,7 +42,6 @@ from packhorse.stores.contract import (
     LimitView,
     Moved,
     Order,
-    OrderKind,
     Orphan,
     Pause,
     Paused,
@@ -59,6 +60,7 @@ from packhorse.stores.contract import (
     Watch,
     fair_line,
     fair_scope,
+    kept_reason,
     limit_line,
     parked_line,
     rate_line,
@@ -66,6 +68,7 @@ from packhorse.stores.contract import (
     stranger,
 )
 
+RETRYING = (Act.RETRY, Act.RESTART, Act.RELOAD)
 INSERTED = ("_jobs", "_members", "_children", "_unique", "_permits", "_rates")  # what an insert may change
 
 
@@ -91,8 +94,7 @@ class _Job:
     finished_at: int | None = None
     prune_at: int | None = None
     result_until: int | None = None
-    asked: str | None = None
-    asked_seal: bytes = b""
+    order: Order | None = None
     outcome: Outcome | None = None
     failures: list[tuple[int, bytes, int | None, int, bytes, bool]] = field(default_factory=list)
     entries: dict[tuple[str, str], bytes] = field(default_factory=dict)
@@ -116,7 +118,7 @@ class _Job:
         return 0 if self.ageing else -self.priority
 
     @property
-    def order(self) -> tuple[int, int, bytes]:
+    def place(self) -> tuple[int, int, bytes]:
         return (self.rank, self.order_key, self.new.id)
 
     @property
@@ -194,13 +196,8 @@ class MemoryStore(Store):
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
         with self._changed:
             now = self.clock.now()
-            times = [
-                (
-                    now + new.delay if new.delay is not None else new.run_at,
-                    now + new.lifetime if new.lifetime is not None else new.expires_at,
-                )
-                for new in jobs
-            ]
+            for new in with_callbacks(jobs):
+                _times(new, now)  # what is no number is an error before anything is written
             fresh = [new for new in jobs if new.id not in self._jobs]
             before: dict[str, object] = {}
             if any(new.terms.unique for new in fresh) and any(new.after or new.before for new in fresh):
@@ -208,7 +205,7 @@ class MemoryStore(Store):
                 before = deepcopy({name: getattr(self, name) for name in INSERTED})
             else:
                 self._check_family(fresh)
-            ids = [self._insert(new, *its_times, now) for new, its_times in zip(jobs, times, strict=True)]
+            ids = [self._insert(new, now) for new in jobs]
             try:
                 self._join_family([new for new in fresh if new.id in self._jobs], now)
             except StoreDataError:
@@ -266,7 +263,7 @@ class MemoryStore(Store):
                     continue
                 needs = list(job.parents.values())
                 if any(need is Need.SUCCESS and well is False for need, well in needs):
-                    doomed[job.new.id] = "a job before it did not succeed"
+                    doomed[job.new.id] = HURT
                 elif not job.gated:
                     if any(need is Need.FAILURE for need, _ in needs) and not job.alarmed:
                         doomed[job.new.id] = NOT_NEEDED
@@ -276,9 +273,10 @@ class MemoryStore(Store):
                 self._end(self._jobs[id], reason, now)
             how = dict.fromkeys(doomed, False)
 
-    def _insert(self, new: NewJob, run_at: int | None, expires_at: int | None, now: int) -> bytes:
+    def _insert(self, new: NewJob, now: int) -> bytes:
         if new.id in self._jobs:
             return new.id
+        run_at, expires_at = _times(new, now)
         if new.terms.unique is not None and (earlier := self._give_way(new, run_at, now)) is not None:
             return earlier
         job = _Job(new, now, JobState.SCHEDULED, new.queue, new.priority, now, run_at, expires_at)
@@ -293,6 +291,8 @@ class MemoryStore(Store):
             self._schedule(job, run_at, now)
         if (unique := new.terms.unique) is not None:
             self._unique[unique.key] = (new.id, None if unique.lasting is None else now + unique.lasting)
+        for callback in new.callbacks:
+            self._insert(callback, now)
         return new.id
 
     def _schedule(self, job: _Job, run_at: int | None, now: int) -> None:
@@ -359,15 +359,16 @@ class MemoryStore(Store):
                 self._notify()
             return Exchanged(claims, refused, alive, now)
 
-    def beat(self, processes: Collection[bytes]) -> Beaten:
+    def beat(self, processes: Collection[bytes]) -> list[bytes]:
         with self._changed:
-            dead = [process for process in processes if not self._renew(process)]
-            orders = [
-                Order(OrderKind.CANCEL, job.token, job.asked, job.asked_seal)
-                for job in self._jobs.values()
-                if job.token is not None and job.asked is not None and job.token.process in processes
-            ]
-            return Beaten(dead, sorted(orders, key=lambda order: order.token))
+            return [process for process in processes if not self._renew(process)]
+
+    def orders(self, processes: Collection[bytes]) -> list[Order]:
+        with self._changed:
+            held = [(job.order, job.token) for job in self._jobs.values()]
+            orders = [order._replace(token=token) for order, token in held if order is not None and token is not None]
+            mine = [order for order in orders if order.token.process in processes]
+            return sorted(mine, key=lambda order: order.token)
 
     def _alive(self, process: bytes) -> bool:
         known = self._processes.get(process)
@@ -388,8 +389,10 @@ class MemoryStore(Store):
         job = self._held_under(outcome.token)
         if job is None:
             return False
-        if job.asked is not None and not outcome.state.finished:
-            outcome = heed(outcome, job.asked)
+        if job.order is not None:
+            outcome = job.order.heeded(outcome)
+            if outcome.state is not JobState.SUCCEEDED:
+                self._reload(job, outcome)
         if outcome.failure is not None and not outcome.state.finished:
             began = None if outcome.duration is None else now - outcome.duration
             number = job.attempts + 1
@@ -398,7 +401,7 @@ class MemoryStore(Store):
         job.attempts += outcome.spent
         job.losses += outcome.lost
         job.strays += outcome.strayed
-        job.token = job.asked = job.claimed_at = job.started_at = None
+        job.token = job.order = job.claimed_at = job.started_at = None
         job.state = outcome.state
         if outcome.state is not JobState.READY:
             self._free_permits(job)
@@ -424,6 +427,13 @@ class MemoryStore(Store):
                     self._deliver(signal, job, now)
         return True
 
+    def _reload(self, job: _Job, outcome: Outcome) -> None:
+        """One that starts again may have been given another payload for it."""
+        payload = job.entries.pop((RELOAD, ""), None)
+        if payload is not None and outcome.state is JobState.READY:
+            job.new = job.new._replace(payload=payload)
+            job.expires_at = None
+
     # Turns, permits, tokens and unique keys.
 
     def _admit(self, now: int, limit: int = ADMIT_AT_ONCE) -> int:
@@ -435,7 +445,7 @@ class MemoryStore(Store):
         waited_for = {job.waits_on for job in waiting}
         for job in sorted(waiting, key=lambda it: it.new.id, reverse=True):
             self._note_numbers(job)
-        for job in sorted(waiting, key=lambda it: it.order):
+        for job in sorted(waiting, key=lambda it: it.place):
             if job.state is not JobState.WAITING or admitted == limit:
                 continue
             full = next((hold for hold in job.new.terms.holds if not self._has_room(hold)), None)
@@ -465,7 +475,7 @@ class MemoryStore(Store):
         """Jobs of a share get their place among those of others: one turn of theirs behind the last; how many."""
         came = [job for job in self._jobs.values() if job.state is JobState.WAITING and job.waits_on.startswith(FAIR)]
         bases: dict[tuple[str, int], int] = {}
-        for job in sorted(came, key=lambda it: it.order):
+        for job in sorted(came, key=lambda it: it.place):
             scope = (fair_scope(job.queue, job.lines), job.rank)
             lasts = self._turns.setdefault(scope, {})
             if scope not in bases:
@@ -486,7 +496,8 @@ class MemoryStore(Store):
     def _note_numbers(self, job: _Job) -> None:
         """The newest job of a key brings the numbers that count for all."""
         for hold in job.new.terms.holds:
-            self._caps[hold.key] = max(self._caps.get(hold.key, (b"", 0)), (job.new.id, hold.to))
+            if job.new.id > self._caps.get(hold.key, (b"", 0))[0]:
+                self._caps[hold.key] = (job.new.id, hold.to)
         for pace in job.new.terms.paces:
             rate = self._rates.setdefault(pace.key, _Rate(pace, job.new.id))
             if job.new.id > rate.brought_by:
@@ -560,7 +571,7 @@ class MemoryStore(Store):
             seen |= names
             names -= {name for name in names if self._paused(Paused.QUEUE, name, now)}
             ready = [job for job in self._jobs.values() if job.state is JobState.READY and job.queue in names]
-            for job in sorted(ready, key=lambda job: job.order):
+            for job in sorted(ready, key=lambda job: job.place):
                 if len(picked) < limit and not self._park(job, now):
                     picked.append(job)
         return picked
@@ -620,6 +631,11 @@ class MemoryStore(Store):
                 return False
             job.entries.update({(entry.kind, entry.name): entry.data for entry in entries})
             return True
+
+    def finished(self, token: Token) -> bool:
+        with self._changed:
+            job = self._jobs.get(token.id)
+            return job is None or (job.outcome is not None and job.state.finished and job.outcome.token == token)
 
     def now(self) -> int:
         return self.clock.now()
@@ -687,7 +703,7 @@ class MemoryStore(Store):
                 admitted = self._admit(now, limit)
             if due or admitted:
                 self._notify()
-            moments = [job.order_key for job in scheduled[len(due) :][:1]]
+            moments = [job.order_key for job in self._jobs.values() if job.state is JobState.SCHEDULED]
             lines = {job.waits_on for job in self._jobs.values() if job.state is JobState.WAITING}
             for key, rate in self._rates.items():
                 if rate_line(key) in lines and len(rate.tickets) < rate.pace.depth:
@@ -701,13 +717,17 @@ class MemoryStore(Store):
             gone = {id for id in self._processes if not self._alive(id)} | set(dead)
             orphans: list[Orphan] = []
             for job in sorted(self._jobs.values(), key=lambda job: job.new.id):
-                if job.token is None or len(orphans) == limit:
+                owner = job.token.process if job.token is not None else None
+                if job.state is JobState.READY:
+                    owner = local_owner(job.queue)
+                if owner is None or len(orphans) == limit:
                     continue
-                owner = job.token.process
                 if owner in gone or owner not in self._processes:
                     info = self._processes[owner].info if owner in self._processes else stranger(owner)
                     job.epoch += 1
                     job.token = Token(adopter, nonce, job.new.id, job.epoch)
+                    job.state = JobState.RUNNING
+                    job.claimed_at = self.clock.now() if job.claimed_at is None else job.claimed_at
                     ran = None if job.started_at is None else self.clock.now() - job.started_at
                     orphans.append(Orphan(self._as_claim(job, job.token), info, ran))
             holders = {job.token.process for job in self._jobs.values() if job.token is not None}
@@ -796,6 +816,12 @@ class MemoryStore(Store):
                 self._audit.append(Audit(self.clock.now(), actor, "remove_schedule", reason, 0))
             return removed
 
+    def run_schedule(self, job: NewJob, actor: str, reason: str) -> bytes:
+        with self._changed:
+            [id] = self.insert([job])
+            self._audit.append(Audit(self.clock.now(), actor, "run_schedule", reason, int(id == job.id)))
+            return id
+
     def due_schedules(self, limit: int) -> DueSchedules:
         with self._changed:
             now = self.clock.now()
@@ -874,24 +900,41 @@ class MemoryStore(Store):
             found = (job for id, job in sorted(self._jobs.items()) if after is None or id > after)
             batch = [job for job in found if self._selected(job, selection)][:limit]
             moved = asked = 0
-            if change.act is Act.RETRY:
-                self._close_gates(batch)
+            if change.act in RETRYING:
+                stopped = self._stopped_callbacks(batch)
+                self._close_gates([*batch, *stopped])
+                for callback in stopped:
+                    self._move(callback, Change(Act.RETRY), now)
             ended: dict[bytes, bool] = {}
             for job in batch:
-                if change.act is Act.CANCEL and not job.state.finished and job.state is not JobState.RUNNING:
-                    self._end(job, reason or "cancelled", now)
+                if job.token is not None:
+                    asked += self._ask(job, change, job.token, reason)
+                elif change.act in (Act.CANCEL, Act.STOP) and not job.state.finished:
+                    self._end(job, kept_reason(change.act, reason), now)
                     ended[job.new.id] = False
-                elif job.state is not JobState.RUNNING:
+                else:
                     moved += self._move(job, change, now)
-                elif change.act is Act.CANCEL:
-                    job.asked = reason or "cancelled"
-                    job.asked_seal = change.seal
-                    asked += 1
             self._open_gates(ended, now)
             moved += len(ended)
             self._audit.append(Audit(now, actor, change.act, reason, moved + asked))
             self._notify()
             return Moved(moved, asked, batch[-1].new.id if len(batch) == limit else None)
+
+    def _stopped_callbacks(self, batch: Sequence[_Job]) -> list[_Job]:
+        """Of jobs that go round again, those that were cancelled because of how these ended, with theirs."""
+        again = {job.new.id for job in batch if job.state in (JobState.FAILED, JobState.CANCELLED)}
+        callbacks = [job for job in self._jobs.values() if job.new.member is not None and job.new.member[0] in again]
+        hurt = [job for job in callbacks if job.outcome is not None and job.outcome.reason == HURT]
+        return [*hurt, *self._stopped_callbacks(hurt)] if hurt else []
+
+    def _ask(self, job: _Job, change: Change, token: Token, reason: str) -> bool:
+        if change.act not in ORDERS:
+            return False
+        job.order = Order(ORDERS[change.act], token, kept_reason(change.act, reason), change.seal)
+        job.entries.pop((RELOAD, ""), None)
+        if change.act is Act.RELOAD:
+            job.entries[RELOAD, ""] = change.payload
+        return True
 
     def _close_gates(self, batch: Sequence[_Job]) -> None:
         """Whoever waits for one that goes round again, or may still go round with it, waits for its new end."""
@@ -904,13 +947,17 @@ class MemoryStore(Store):
                 job.parents |= dict.fromkeys(hurt, (Need.SUCCESS, True))
 
     def _move(self, job: _Job, change: Change, now: int) -> bool:
+        if change.act is Act.RELOAD and job.state is not JobState.SUCCEEDED:
+            job.new = job.new._replace(payload=change.payload)
         match change.act:
-            case Act.RETRY if job.state in (JobState.FAILED, JobState.CANCELLED):
+            case Act.RETRY | Act.RESTART | Act.RELOAD if job.state in (JobState.FAILED, JobState.CANCELLED):
                 self._keep_last_failure(job)
                 job.attempts = job.losses = job.strays = 0
                 job.become_due(now)
                 job.outcome = job.finished_at = job.started_at = job.expires_at = None
                 job.prune_at = job.result_until = None
+            case Act.RELOAD if not job.state.finished:
+                job.expires_at = None
             case Act.RUN_NOW if job.state is JobState.SCHEDULED:
                 job.become_due(now)
             case Act.DISCARD:
@@ -1162,6 +1209,12 @@ class MemoryStore(Store):
 
     def close(self) -> None:
         pass
+
+
+def _times(new: NewJob, now: int) -> tuple[int | None, int | None]:
+    """When it may run, and when it expires."""
+    run_at = now + new.delay if new.delay is not None else new.run_at
+    return run_at, now + new.lifetime if new.lifetime is not None else new.expires_at
 
 
 class _MemoryWatch(Watch):

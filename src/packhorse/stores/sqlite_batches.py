@@ -5,12 +5,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 _SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
-def batched(c: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...]], *first: Any) -> int:
+class Executes(Protocol):
+    def execute(self, statement: str, parameters: Sequence[Any] = ..., /) -> sqlite3.Cursor: ...
+
+
+def batched(c: Executes, statement: str, rows: Sequence[tuple[Any, ...]], *first: Any) -> int:
     """Run a statement over rows in few large steps, so that few texts are ever prepared; rows changed in all.
 
     `first` are the parameters before the rows.
@@ -26,7 +30,7 @@ def batched(c: sqlite3.Connection, statement: str, rows: Sequence[tuple[Any, ...
     return changed
 
 
-def read(c: sqlite3.Connection, statement: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+def read(c: Executes, statement: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """What a statement finds for values, few large steps likewise."""
     start = 0
     for size in _SIZES:
@@ -35,12 +39,36 @@ def read(c: sqlite3.Connection, statement: str, values: Sequence[Any]) -> Iterat
             start += size
 
 
+class Session(sqlite3.Connection):
+    """A connection as the shared statements use it. There is one writer at a time, who has everything to itself."""
+
+    CONCURRENT: ClassVar[bool] = False
+    FOR_UPDATE: ClassVar[str] = ""
+    FOR_SHARE: ClassVar[str] = ""
+
+    batched = batched
+    read = read
+
+    def hold(self, *subject: object) -> None:
+        pass
+
+
 _texts: dict[tuple[str, int, int], str] = {}
 
 
 def prepared(statement: str, size: int, width: int) -> str:
     key = (statement, size, width)
     if key not in _texts:
-        row = "(" + ", ".join("?" * width) + ")"
-        _texts[key] = statement.format(values=", ".join([row] * size))
+        _texts[key] = statement.format(rows=_Rows(size, width))
     return _texts[key]
+
+
+class _Rows:
+    """A batch in a statement. Its types are the other's business: SQLite takes values as they are."""
+
+    def __init__(self, size: int, width: int) -> None:
+        row = "(" + ", ".join("?" * width) + ")"
+        self._text = "values " + ", ".join([row] * size)
+
+    def __format__(self, types: str) -> str:
+        return self._text

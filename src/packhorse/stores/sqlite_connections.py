@@ -14,6 +14,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
+from packhorse.stores.sqlite_batches import Session
 from packhorse.stores.sqlite_place import prepare_place
 
 DEADLINE = 5.0
@@ -64,7 +65,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 
 # Whoever can write to the file can write anything. In C, because every text of every row passes through it.
-_text = methodcaller("decode", "utf-8", "backslashreplace")
+as_text = methodcaller("decode", "utf-8", "backslashreplace")
 
 
 class Connection:
@@ -84,13 +85,18 @@ class Connection:
         try:
             self.acquire()
             self.sqlite = sqlite3.connect(
-                path, timeout=DEADLINE, isolation_level=None, check_same_thread=False, cached_statements=512
+                path,
+                timeout=DEADLINE,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=512,
+                factory=Session,
             )
-            self.sqlite.text_factory = _text
+            self.sqlite.text_factory = as_text
             self.sqlite.execute("pragma journal_mode = wal")
             self.sqlite.execute(f"pragma synchronous = {synchronous}")
             self.sqlite.execute("pragma mmap_size = 0")
-            self.sqlite.execute("pragma cache_size = -16384")
+            self.sqlite.execute("pragma cache_size = -1024")
             self.sqlite.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
             self.sqlite.execute("pragma journal_size_limit = 67108864")
             self.release()
@@ -167,7 +173,7 @@ class Transaction:
         self._connection = connections.take()
         self._patient = patient
 
-    def __enter__(self) -> sqlite3.Connection:
+    def __enter__(self) -> Session:
         connection = self._connection
         try:
             connection.acquire(self._patient)
@@ -230,7 +236,7 @@ class Connections:
         self._inode = 0
 
     @contextmanager
-    def cursor(self) -> Iterator[sqlite3.Connection]:
+    def cursor(self) -> Iterator[Session]:
         """For reading, each statement by itself."""
         connection = self.take()
         try:

@@ -85,8 +85,8 @@ class InPlaceWorker(Worker):
         return self._asking
 
     def _stop_by(self) -> float | None:
-        """Asked by a task that looks whether it should stop: no heart beats here that would have heard of it."""
-        orders = self._app.control.trusted(self._app.store.beat([self._process.id]).orders)
+        """Asked by a task that looks whether it should stop: nobody else listens meanwhile."""
+        orders = self._app.control.trusted(self._app.store.orders([self._process.id]))
         self.obey(orders)
         return math.inf if orders else None
 
@@ -99,7 +99,7 @@ class InPlaceWorker(Worker):
     def _perform(self, claim: Claim) -> Outcome:
         alone = contextvars.Context()  # as in a worker, nothing of the enqueuing program is seen
         if not self._performer.is_coroutine(claim):
-            return alone.run(self._performer.in_thread, claim)
+            return alone.run(self._performer.in_thread, claim, self._slots.seat())
         # Not by runner.run, which would make a KeyboardInterrupt a cancellation, and so the job's.
         runner = self._loops.pop() if self._loops else asyncio.Runner(loop_factory=asyncio.new_event_loop)
         loop = runner.get_loop()

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from packhorse.app import Packhorse
 from packhorse.clock import SECOND, ManualClock, SystemClock, length, to_datetime, to_microseconds
@@ -16,7 +16,7 @@ from packhorse.control import known_id
 from packhorse.errors import ConfigError, JobFailed, JobNotFound, NotFinished, PackhorseError, Retry
 from packhorse.handle import JobHandle
 from packhorse.ids import from_text, to_text
-from packhorse.job import Claim, Failure, JobState, NewJob, StoredJob
+from packhorse.job import Claim, Failure, JobState, NewJob, StoredJob, with_callbacks
 from packhorse.limits import Pace
 from packhorse.outcome import Outcome, release
 from packhorse.reporters import ErrorReport
@@ -24,6 +24,8 @@ from packhorse.stores.contract import Entry, StoredSchedule, Tick
 from packhorse.stores.memory import MemoryStore
 from packhorse.testing.in_place import InPlaceWorker
 from packhorse.testing.records import Enqueued, RecordedJob
+
+T = TypeVar("T")
 
 MAX_JOBS = 1_000
 DEEPEST = 16  # how deep jobs performed inline may lie within each other; Python's stack is finite
@@ -330,7 +332,7 @@ class RecordingStore(MemoryStore):
 
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
         with self._changed:
-            fresh = [new.id for new in jobs if new.id not in self._jobs]
+            fresh = [new.id for new in with_callbacks(jobs) if new.id not in self._jobs]
             ids = super().insert(jobs)
             for job in (self._jobs[id] for id in fresh if id in self._jobs):
                 self.seen[job.new.id] = self._view(job, wide=True), partial(self._view, job), job.entries
@@ -346,16 +348,25 @@ class RecordingStore(MemoryStore):
         return woken
 
     def tick(self, schedule: StoredSchedule, jobs: Sequence[tuple[int, NewJob]], **after: Any) -> list[Tick] | None:
+        ticked = self._before_performing(partial(super().tick, schedule, jobs, **after))
+        if self._on_insert is not None and ticked:
+            self._on_insert([tick.job for tick in ticked if tick.job is not None])
+        return ticked
+
+    def run_schedule(self, job: NewJob, actor: str, reason: str) -> bytes:
+        id = self._before_performing(partial(super().run_schedule, job, actor, reason))
+        if self._on_insert is not None:
+            self._on_insert([id])
+        return id
+
+    def _before_performing(self, stroke: Callable[[], T]) -> T:
         """Performing comes behind the stroke: inside it everybody else would have to wait."""
         with self._changed:
             self._ticking = True
             try:
-                ticked = super().tick(schedule, jobs, **after)
+                return stroke()
             finally:
                 self._ticking = False
-        if self._on_insert is not None and ticked:
-            self._on_insert([tick.job for tick in ticked if tick.job is not None])
-        return ticked
 
     def look_back(self, id: bytes) -> tuple[StoredJob, StoredJob, bool, list[Entry]]:
         """The job when it was enqueued, when it was last known, whether it is gone, and what was kept of it."""

@@ -66,7 +66,9 @@ SUITE = (
     "test_waiting",
 )
 
-pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in ("helpers", "model", *SUITE)))
+HISTORIES = ("model", "history", "history_of_flows", "history_of_schedules", "history_of_signals")
+
+pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in ("helpers", *HISTORIES, *SUITE)))
 
 _FIXTURE = type(pytest.fixture(lambda: None))
 __all__ = []

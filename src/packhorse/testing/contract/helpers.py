@@ -11,7 +11,7 @@ from packhorse.limits import Claimed, Conflict, Hold, Pace, Terms, UniqueConflic
 from packhorse.outcome import Outcome
 from packhorse.queues import parse_queues
 from packhorse.stores import Store
-from packhorse.stores.contract import Act, Beaten, Change, Exchanged, Moved, ProcessInfo, Selection
+from packhorse.stores.contract import Act, Change, Exchanged, Moved, Order, ProcessInfo, Selection
 from packhorse.testing.contract.behind import epochs, leftovers
 
 LEASE = 30 * SECOND
@@ -160,12 +160,16 @@ class Worker:
         """Write outcomes; those that were refused."""
         return self.exchange(*outcomes).refused
 
-    def beat(self) -> Beaten:
+    def beat(self) -> list[bytes]:
         return self.store.beat([self.id])
 
     @property
+    def orders(self) -> list[Order]:
+        return self.store.orders([self.id])
+
+    @property
     def alive(self) -> bool:
-        return self.beat().dead == []
+        return self.beat() == []
 
     @property
     def holds(self) -> list[str]:

@@ -5,11 +5,13 @@ import pytest
 from packhorse.clock import SECOND, ManualClock
 from packhorse.ids import to_text
 from packhorse.job import JobState
-from packhorse.queues import EVERYTHING
+from packhorse.queues import EVERYTHING, Entry, local_queue
 from packhorse.stores import Store
 from packhorse.stores.contract import Orphan
+from packhorse.testing.contract.behind import leftovers
 from packhorse.testing.contract.helpers import (
     Worker,
+    cancelled,
     everything,
     id_of,
     insert,
@@ -22,6 +24,7 @@ from packhorse.testing.contract.helpers import (
     now,
     retried,
     state,
+    states,
     succeeded,
 )
 
@@ -210,3 +213,45 @@ def test_the_attempt_is_the_dead_owners(
     else:
         [attempt] = seen.failures
         assert (attempt.process, attempt.started_at) == (to_text(worker.id), began)
+
+
+# Local queues.
+
+
+def test_a_local_queue_is_served_by_its_process_alone(store: Store, worker: Worker):
+    """No star matches it."""
+    mine = local_queue(worker.id)
+    insert(store, job("a", queue=mine), "b")
+    assert names(worker.claim()) == ["b"]
+    own = store.exchange(worker.id, new_nonce(), [], (Entry(mine, False),), 5).claims
+    assert names(own) == ["a"]
+
+
+def test_what_only_a_dead_process_would_have_served_is_adopted(store: Store, worker: Worker, other: Worker):
+    """Ready jobs of its local queue: nobody else may claim them. Those of a living one are left alone."""
+    gone = id_of("gone")
+    insert(store, job("a", queue=local_queue(worker.id)), job("b", queue=local_queue(other.id)))
+    insert(store, job("c", queue=local_queue(gone)), job("d", queue=local_queue(gone), delay=SECOND), "e")
+    orphans = store.adopt(other.id, new_nonce(), 10, dead=[worker.id])
+    assert [(name_of(orphan.claim.token.id), orphan.owner.id, orphan.ran) for orphan in orphans] == [
+        ("a", worker.id, None),
+        ("c", gone, None),
+    ]
+    assert other.holds == ["a", "c"]
+    assert leftovers(store) == []
+    assert other.finish(*(cancelled(orphan.claim) for orphan in orphans)) == []
+    assert states(store) == {
+        "a": JobState.CANCELLED,
+        "b": JobState.READY,
+        "c": JobState.CANCELLED,
+        "d": JobState.SCHEDULED,
+        "e": JobState.READY,
+    }
+
+
+def test_a_scheduled_job_of_a_dead_process_is_adopted_once_it_is_due(store: Store, worker: Worker, clock: ManualClock):
+    insert(store, job("a", queue=local_queue(id_of("gone")), delay=SECOND))
+    assert store.adopt(worker.id, new_nonce(), 10) == []
+    clock.advance(1)
+    store.promote(10)
+    assert names([orphan.claim for orphan in store.adopt(worker.id, new_nonce(), 10)]) == ["a"]

@@ -307,3 +307,36 @@ def test_a_discarded_job_accepts_nothing(store: Store, worker: Worker):
     before = everything(store)
     assert worker.finish(succeeded(late)) == [late.token]
     assert everything(store) == before
+
+
+@pytest.mark.parametrize("ending", [succeeded, failed])
+def test_who_finished_a_job_can_be_told(store: Store, worker: Worker, other: Worker, ending):
+    """Only its own claim: not one before it, nor while it runs, nor a token that is like it."""
+    insert(store, "a")
+    first = worker.claim_one()
+    assert not store.finished(first.token)
+    worker.finish(released(first))
+    assert not store.finished(first.token)
+    second = other.claim_one()
+    assert not store.finished(second.token)
+    other.finish(ending(second))
+    token = second.token
+    assert (store.finished(first.token), store.finished(token)) == (False, True)
+    assert not store.finished(token._replace(process=worker.id))
+    assert not store.finished(token._replace(nonce=token.nonce + 1))
+    assert not store.finished(token._replace(epoch=token.epoch + 1))
+
+
+def test_a_job_that_went_round_again_is_not_finished(store: Store, worker: Worker):
+    insert(store, "a")
+    claim = worker.claim_one()
+    worker.finish(failed(claim))
+    move(store, Act.RETRY, "a")
+    assert not store.finished(claim.token)
+
+
+def test_a_job_that_is_not_kept_counts_as_finished(store: Store, worker: Worker):
+    insert(store, "a")
+    claim = worker.claim_one()
+    worker.finish(succeeded(claim)._replace(keep=0))
+    assert store.finished(claim.token)

@@ -8,10 +8,10 @@ import pytest
 from packhorse.clock import SECOND, ManualClock
 from packhorse.errors import StoreDataError
 from packhorse.job import Claim, JobState, Need, NewJob, Parent
-from packhorse.limits import Claimed, Hold, Terms, UniqueConflict
+from packhorse.limits import Claimed, Conflict, Hold, Terms, UniqueConflict
 from packhorse.outcome import Outcome
 from packhorse.stores import Store
-from packhorse.stores.contract import NOT_NEEDED, Act, Change, Moved, Retention, Selection
+from packhorse.stores.contract import HURT, NOT_NEEDED, Act, Change, Moved, Retention, Selection, StoredSchedule
 from packhorse.testing.contract.behind import epochs
 from packhorse.testing.contract.helpers import (
     Worker,
@@ -39,7 +39,6 @@ from packhorse.testing.contract.helpers import (
 READY, WAITING, SCHEDULED = JobState.READY, JobState.WAITING, JobState.SCHEDULED
 SUCCEEDED, FAILED, CANCELLED = JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED
 FLOW = id_of("flow")
-HURT = "a job before it did not succeed"
 
 
 def after(name: str, parents: str, need: Need = Need.SUCCESS, **fields: Any) -> NewJob:
@@ -518,6 +517,33 @@ def test_its_limits_count_after_its_gate(store: Store, worker: Worker):
     assert names(worker.exchange(succeeded(claims["c"]), limit=5).claims) == ["b"]
 
 
+def test_who_comes_through_a_gate_while_others_are_judged_is_judged_next(store: Store, worker: Worker):
+    """One is discarded for want of a permit, which opens the gate of another: the next round is that one's."""
+    one = Terms((Hold("k", 1, Conflict.DISCARD),))
+    insert(store, job("h", terms=Terms((Hold("k", 1),))), job("a"))
+    claims = {name_of(claim.token.id): claim for claim in worker.claim()}
+    insert(store, after("b", "a", Need.END, terms=one), after("c", "b", Need.END, terms=one), after("d", "c", Need.END))
+    worker.finish(succeeded(claims["a"]))
+    assert [state(store, name) for name in "bcd"] == [CANCELLED, WAITING, WAITING]
+    store.promote(10)
+    assert [state(store, name) for name in "bcd"] == [CANCELLED, CANCELLED, READY]
+
+
+def test_a_round_tells_when_the_job_is_due_whose_gate_it_opened(store: Store, worker: Worker, clock: ManualClock):
+    """One is discarded for want of a permit, which lets another through its gate that has a time of its own."""
+    insert(
+        store,
+        job("h", terms=Terms((Hold("k", 1),))),
+        job("b", delay=SECOND, terms=Terms((Hold("k", 1, Conflict.DISCARD),))),
+    )
+    insert(store, after("c", "b", Need.END, delay=5 * SECOND))
+    worker.claim()
+    assert store.promote(10).next_due == SECOND
+    clock.advance(1)
+    assert store.promote(10).next_due == 4 * SECOND
+    assert [state(store, name) for name in "bc"] == [CANCELLED, SCHEDULED]
+
+
 def test_its_share_counts_after_its_gate(store: Store, worker: Worker):
     """It takes its turn when the gate has opened."""
     insert(store, "a", after("m", "a", share="x"), after("n", "a", share="x"), after("o", "a", share="y"))
@@ -577,6 +603,106 @@ def test_opening_a_gate_raises_no_epoch_but_cancelling_does(store: Store, worker
     worker.finish(succeeded(worker.claim_one()))
     if (found := epochs(store)) is not None:
         assert (found[id_of("b")], found[id_of("c")]) == (0, 1)
+
+
+# Callbacks.
+
+
+def watched(name: str, **fields: Any) -> NewJob:
+    """A job with a callback for its success (s…), its failure (f…) and its end (e…)."""
+    needs = {"s": (-1, Need.SUCCESS), "f": (-2, Need.FAILURE), "e": (-3, Need.END)}
+    callbacks = [
+        after(letter + name, name, need, member=(id_of(name), place)) for letter, (place, need) in needs.items()
+    ]
+    return job(name, callbacks=tuple(callbacks), **fields)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("keep", [None, 0])
+def test_callbacks_begin_in_the_stroke_that_ends_their_job(store: Store, worker: Worker, end: str, keep: int | None):
+    """They are inserted with it, and named by it alone."""
+    assert names(insert(store, watched("a"), "b")) == ["a", "b"]
+    assert states(store) == {"a": READY, "b": READY, "sa": WAITING, "fa": WAITING, "ea": WAITING}
+    assert [name_of(one.id) for _, one in store.members(id_of("a"), -4)] == ["ea", "fa", "sa"]
+    how, expected = ENDS[end]
+    worker.finish(how(claim_named(worker, "a"))._replace(keep=keep))
+    found = {need: state(store, name) for need, name in zip(Need, ("sa", "ea", "fa"), strict=True)}
+    assert found == expected
+
+
+def test_callbacks_may_have_callbacks(store: Store, worker: Worker):
+    """As any job may."""
+    inner = after("c", "a", member=(id_of("a"), -3))._replace(callbacks=(after("d", "c", member=(id_of("c"), -3)),))
+    insert(store, job("a", callbacks=(inner,)))
+    for expected in (["a"], ["c"], ["d"]):
+        claims = worker.claim()
+        assert names(claims) == expected
+        worker.finish(*map(succeeded, claims))
+
+
+@pytest.mark.parametrize("conflict", list(UniqueConflict))
+def test_a_job_that_gives_way_has_no_callbacks(store: Store, worker: Worker, conflict: UniqueConflict):
+    """Those of the one that stands for it are enough; one that is replaced has ended, and has its own."""
+    terms = Terms((), Claimed("k", False, None, conflict))
+    insert(store, watched("a", terms=terms))
+    insert(store, watched("b", terms=terms), "x")
+    if conflict is UniqueConflict.REPLACE:
+        expected = {"a": CANCELLED, "sa": CANCELLED, "fa": READY, "ea": READY, "b": READY}
+        expected |= dict.fromkeys(("sb", "fb", "eb"), WAITING)
+    else:
+        expected = {"a": READY} | dict.fromkeys(("sa", "fa", "ea"), WAITING)
+    assert states(store) == expected | {"x": READY}
+
+
+def test_callbacks_do_not_come_back_with_a_repeated_insert(store: Store, worker: Worker):
+    """Though they have ended and are gone."""
+    insert(store, watched("a"))
+    worker.finish(succeeded(worker.claim_one()))
+    worker.finish(*(succeeded(claim)._replace(keep=0) for claim in worker.claim()))
+    left = {"a": SUCCEEDED, "fa": CANCELLED}
+    assert states(store) == left
+    insert(store, watched("a"))
+    assert states(store) == left
+
+
+def test_callbacks_of_a_tick_come_with_its_job(store: Store, worker: Worker):
+    """And not where the moment gets none."""
+    store.put_schedule(StoredSchedule(key="s", task="task", rule="", payload=b"", overlap="skip"), "ann", "")
+    schedule = store.schedule("s")
+    assert schedule is not None
+    jobs = [(1, watched("a")), (2, watched("b"))]
+    store.tick(schedule, jobs, handled=2, next_at=None, repeats=None)
+    assert states(store) == {"a": READY, "sa": WAITING, "fa": WAITING, "ea": WAITING}
+
+
+def test_a_retried_job_takes_along_the_callbacks_it_stopped(store: Store, worker: Worker):
+    """Those that have begun do not begin again, and those that others cancelled stay so. None is counted."""
+    insert(store, watched("a"), watched("b"))
+    move(store, Act.CANCEL, "sb")
+    worker.finish(*map(failed, worker.claim()))
+    worker.finish(*map(succeeded, worker.claim()))
+    assert states(store) == {
+        "a": FAILED, "sa": CANCELLED, "fa": SUCCEEDED, "ea": SUCCEEDED,
+        "b": FAILED, "sb": CANCELLED, "fb": SUCCEEDED, "eb": SUCCEEDED,
+    }  # fmt: skip
+    assert move(store, Act.RETRY, "a", "b") == Moved(2, 0, None)
+    assert (state(store, "sa"), state(store, "sb")) == (WAITING, CANCELLED)
+    a, b = worker.claim()
+    worker.finish(failed(a), succeeded(b))
+    assert (state(store, "sa"), state(store, "sb")) == (CANCELLED, CANCELLED)
+    assert move(store, Act.RETRY, "a") == Moved(1, 0, None)
+    worker.finish(succeeded(worker.claim_one()))
+    assert names(worker.claim()) == ["sa"]
+
+
+def test_a_callback_takes_its_own_along(store: Store, worker: Worker):
+    """However far that goes. What comes after it in a flow is retried with the flow."""
+    inner = after("c", "a", member=(id_of("a"), -1))._replace(callbacks=(after("d", "c", member=(id_of("c"), -1)),))
+    insert(store, job("a", callbacks=(inner,), member=(FLOW, 0)), after("z", "a", member=(FLOW, 1)))
+    worker.finish(failed(worker.claim_one()))
+    assert states(store) == {"a": FAILED, "c": CANCELLED, "d": CANCELLED, "z": CANCELLED}
+    move(store, Act.RETRY, "a")
+    assert states(store) == {"a": READY, "c": WAITING, "d": WAITING, "z": CANCELLED}
 
 
 # Looking at flows.

@@ -5,7 +5,6 @@ import pytest
 from packhorse.clock import SECOND, ManualClock
 from packhorse.job import JobState
 from packhorse.stores import Store
-from packhorse.stores.contract import Beaten
 from packhorse.testing.contract.helpers import Worker, id_of, insert, look, names, new_nonce, released, state, succeeded
 
 
@@ -14,7 +13,7 @@ def test_a_lease_lasts_as_long_as_enrolled(store: Store, clock: ManualClock):
     short, long = Worker(store, "short", 10 * SECOND), Worker(store, "long", 20 * SECOND)
     assert (short.lease_left, long.lease_left) == (10, 20)
     clock.advance(10)
-    assert store.beat([short.id, long.id]) == Beaten([short.id], [])
+    assert store.beat([short.id, long.id]) == [short.id]
 
 
 def test_a_lease_ends_on_its_last_tick(store: Store, worker: Worker, clock: ManualClock):
@@ -29,15 +28,15 @@ def test_beats_keep_a_lease_alive(store: Store, worker: Worker, clock: ManualClo
     """A process that beats lives on for as long as it beats."""
     for _ in range(10):
         clock.advance(29)
-        assert worker.beat() == Beaten([], [])
+        assert worker.beat() == []
         assert worker.lease_left == 30
 
 
 def test_a_dead_process_stays_dead(store: Store, worker: Worker, clock: ManualClock):
     """A lease that has run out is not renewed by beating late."""
     clock.advance(31)
-    assert worker.beat().dead == [worker.id]
-    assert worker.beat().dead == [worker.id]
+    assert worker.beat() == [worker.id]
+    assert worker.beat() == [worker.id]
     worker.enroll()
     assert worker.alive
 
@@ -46,13 +45,13 @@ def test_one_beat_serves_many(store: Store, worker: Worker, other: Worker, clock
     """A supervisor beats for its children in one stroke, and hears who had no lease."""
     clock.advance(20)
     stranger = id_of("stranger")
-    assert store.beat([worker.id, stranger, other.id]).dead == [stranger]
+    assert store.beat([worker.id, stranger, other.id]) == [stranger]
     assert (worker.lease_left, other.lease_left) == (30, 30)
 
 
 def test_a_beat_for_nobody(store: Store):
     """Beating for no one is allowed and does nothing."""
-    assert store.beat([]) == Beaten([], [])
+    assert store.beat([]) == []
 
 
 def test_an_exchange_that_claims_renews(store: Store, worker: Worker, clock: ManualClock):

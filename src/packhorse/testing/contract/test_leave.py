@@ -39,7 +39,7 @@ def test_it_is_no_longer_a_member(store: Store, worker: Worker, other: Worker):
     other.claim_one()
     store.leave(worker.id)
     assert [name_of(view.id) for view in store.processes()] == ["other"]
-    assert worker.beat().dead == [worker.id]
+    assert worker.beat() == [worker.id]
     assert other.holds == ["a"]
 
 

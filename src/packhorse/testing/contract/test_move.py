@@ -5,7 +5,7 @@ import pytest
 from packhorse.clock import SECOND, ManualClock
 from packhorse.job import JobState
 from packhorse.stores import Store
-from packhorse.stores.contract import Act, Change, Moved, Selection
+from packhorse.stores.contract import ORDERS, Act, Change, Moved, Selection
 from packhorse.testing.contract.behind import epochs, leftovers
 from packhorse.testing.contract.helpers import (
     Worker,
@@ -37,6 +37,14 @@ def one_of_each(store: Store, worker: Worker) -> dict[str, JobState]:
 
 MOVED: dict[Act, dict[str, JobState | None]] = {
     Act.CANCEL: {"ready": JobState.CANCELLED, "scheduled": JobState.CANCELLED},
+    Act.STOP: {"ready": JobState.CANCELLED, "scheduled": JobState.CANCELLED},
+    Act.RESTART: {"failed": JobState.READY, "cancelled": JobState.READY},
+    Act.RELOAD: {
+        "failed": JobState.READY,
+        "cancelled": JobState.READY,
+        "ready": JobState.READY,
+        "scheduled": JobState.SCHEDULED,
+    },
     Act.RETRY: {"failed": JobState.READY, "cancelled": JobState.READY},
     Act.RUN_NOW: {"scheduled": JobState.READY},
     Act.DISCARD: dict.fromkeys(("cancelled", "failed", "succeeded", "ready", "scheduled"), None),
@@ -46,10 +54,10 @@ MOVED: dict[Act, dict[str, JobState | None]] = {
 
 @pytest.mark.parametrize("act", list(Act))
 def test_each_act_moves_what_it_is_for(store: Store, one_of_each: dict[str, JobState], act: Act):
-    """An act moves the jobs of its states, asks the owners of running ones to cancel, and leaves all others."""
+    """An act moves the jobs of its states, asks the owners of running ones to end them, and leaves all others."""
     before = epochs(store)
     moved = store.move(Selection(), Change(act, queue="z", priority=9), "ann", "because")
-    assert moved == Moved(len(MOVED[act]), 1 if act is Act.CANCEL else 0, None)
+    assert moved == Moved(len(MOVED[act]), 1 if act in ORDERS else 0, None)
     expected = one_of_each | MOVED[act]
     assert states(store) == {name: state for name, state in expected.items() if state is not None}
     if before is not None and (after := epochs(store)) is not None:
@@ -72,7 +80,7 @@ def test_pages(store: Store, worker: Worker, act: Act, limit: int):
     """Page by page, behind the last id seen, an act reaches each selected job once and no other."""
     wanted = list("bdfhjl")
     insert(store, *(job(name, queue="q") for name in wanted), *(job(name, queue="other") for name in "aceg"))
-    if act is Act.RETRY:
+    if act in (Act.RETRY, Act.RESTART):
         worker.finish(*map(failed, worker.claim()))
     if act is Act.RUN_NOW:
         move(store, Act.DISCARD, *"abcdefghjl")
@@ -89,7 +97,7 @@ def test_pages(store: Store, worker: Worker, act: Act, limit: int):
     assert sum(sizes) == 6
     assert all(size == limit for size in sizes[:-1])
     assert [entry.jobs for entry in reversed(store.audit())][-len(sizes) :] == sizes
-    touched = {Act.CANCEL: JobState.CANCELLED, Act.DISCARD: None}.get(act, JobState.READY)
+    touched = {Act.CANCEL: JobState.CANCELLED, Act.STOP: JobState.CANCELLED, Act.DISCARD: None}.get(act, JobState.READY)
     assert [states(store).get(name) for name in wanted] == [touched] * 6
 
 

@@ -197,6 +197,17 @@ def test_one_is_removed(store: Store):
     assert acts(store) == [("bob", "remove_schedule", "enough", 0), ("ann", "schedule", "because", 0)]
 
 
+def test_a_job_besides_the_moments_is_audited(store: Store):
+    """In the stroke that inserts it; a unique key that is taken stands for it as ever."""
+    before = put(store)
+    unique = Terms(unique=Claimed("birds"))
+    assert store.run_schedule(job("a", terms=unique), "bob", "at once") == id_of("a")
+    assert store.run_schedule(job("b", terms=unique), "bob", "once more") == id_of("a")
+    assert states(store) == {"a": JobState.READY}
+    assert acts(store)[:2] == [("bob", "run_schedule", "once more", 0), ("bob", "run_schedule", "at once", 1)]
+    assert (found(store), store.ticks("s")) == (before, [])
+
+
 def test_schedules_are_found_page_by_page(store: Store):
     """In the order of their keys, behind one that need not exist."""
     for key in ("b", "a", "c", "a.b", "\u00e4", "Z"):

@@ -11,19 +11,12 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from packhorse.clock import SECOND, Clock, ManualClock
+from packhorse.clock import SECOND, Clock
 from packhorse.ids import from_text, to_text
-from packhorse.job import JobState, NewJob, Token
-from packhorse.limits import FREE, Claimed, Conflict, Hold, Pace, Terms, UniqueConflict
+from packhorse.job import JobState, NewJob
+from packhorse.limits import Pace
 from packhorse.outcome import FOREVER, Outcome
 from packhorse.queues import parse_queues
 from packhorse.stores import Store
@@ -31,12 +24,10 @@ from packhorse.stores.contract import (
     Act,
     Change,
     Entry,
-    Exchanged,
     LimitView,
     Paused,
     ProcessInfo,
     ProcessView,
-    Promoted,
     Retention,
     Selection,
 )
@@ -53,64 +44,30 @@ from packhorse.testing.contract.helpers import (
     strayed,
     succeeded,
 )
-from packhorse.testing.contract.model import Model
+from packhorse.testing.contract.history import (
+    KEYS,
+    PROCESSES,
+    QUEUES,
+    RATES,
+    SHARES,
+    SOME_IDS,
+    TAGS,
+    TASKS,
+    ids,
+    jobs,
+    needs,
+    processes,
+    queues,
+    tokens,
+)
+from packhorse.testing.contract.history_of_flows import FLOWS, Flows
+from packhorse.testing.contract.history_of_schedules import Schedules, rows
+from packhorse.testing.contract.history_of_signals import Signals
+from packhorse.testing.contract.model.places import DOOR
 
-PROCESSES = [id_of(name) for name in ("p1", "p2", "p3", "p4")]
-QUEUES = ["default", "mail", "mail.bulk", "report"]
+SUBJECTS = ["flows", "signals", "schedules"]
 SERVED = ["*", "*", "mail*", "mail,*", "report,mail*,default", "mail.bulk,mail*", "default", "nobody,report"]
-TAGS = ["x", "y", "z"]
-TASKS = ["birds.count", "birds.feed"]
-KEYS = ["a/1", "a/2", "b/1"]
-RATES = ["a/1", "r/1"]
-SHARES = ["ann", "bob", "eve"]
-SOME_IDS = [id_of(f"{number:02}") for number in range(24)]
-
-processes = st.sampled_from(PROCESSES)
-ids = st.sampled_from(SOME_IDS)
-queues = st.sampled_from(QUEUES)
 seconds = st.sampled_from([0.001, 0.5, 1, 2, 3, 5, 12])
-
-# What a job needs, of which a history takes what goes with its kind, see `Histories.terms`.
-needs = st.fixed_dictionaries(
-    {
-        "keys": st.lists(st.sampled_from(KEYS), max_size=2, unique=True),
-        "to": st.lists(st.integers(1, 3), min_size=2, max_size=2),
-        "conflict": st.sampled_from([Conflict.BLOCK] * 4 + [Conflict.DISCARD, Conflict.REPLACE]),
-        "pace": st.none()
-        | st.builds(
-            Pace,
-            st.sampled_from(RATES),
-            st.sampled_from([1, 2, 7]),
-            st.sampled_from([2 * SECOND, 3 * SECOND]),
-            st.sampled_from([1, 4]),
-        ),
-        "unique": st.none()
-        | st.builds(
-            Claimed,
-            st.sampled_from(["u/1", "u/2"]),
-            st.booleans(),
-            st.sampled_from([None, None, None, 5 * SECOND]),
-            st.sampled_from(UniqueConflict),
-        ),
-        "share": st.none() | st.sampled_from(SHARES),
-    }
-)
-
-# A new job, but for moments that the clock must be asked for.
-jobs = st.fixed_dictionaries(
-    {
-        "id": ids,
-        "payload": st.sampled_from([b"", b"one", b"two"]),
-        "queue": queues,
-        "priority": st.sampled_from([0, 0, 0, 1, -1, 100]),
-        "when": st.sampled_from([None, None, None, ("delay", 0), ("delay", 3), ("run_at", 5), ("run_at", -5)]),
-        "end": st.sampled_from([None, None, ("lifetime", 4), ("expires_at", 6)]),
-        "tags": st.lists(st.sampled_from(TAGS), max_size=3).map(tuple),
-        "task": st.sampled_from(TASKS),
-        "ageing": st.sampled_from([0, 0, 0, SECOND]),
-        "needs": needs,
-    }
-)
 
 ENDINGS = {
     "succeed": lambda token: succeeded(token, duration=None),
@@ -147,9 +104,6 @@ ENDINGS = {
     "stray for nothing": strayed,
     "retry now, and otherwise go": lambda token: retried(token)._replace(keep=0, result_ttl=SECOND),
 }
-# Which token: one of those held now, one that was given out at some time, or one that differs in a point.
-WHICH = ["held", "held", "held", "held", "past", "process", "nonce", "epoch", "id"]
-tokens = st.tuples(st.sampled_from(WHICH), st.integers(0, 40))
 offers = st.lists(st.tuples(tokens, st.sampled_from(sorted(ENDINGS))), max_size=6)
 several_states = st.lists(st.sampled_from(list(JobState)), min_size=1, max_size=4)
 selections = st.one_of(
@@ -158,6 +112,7 @@ selections = st.one_of(
     st.builds(Selection, states=several_states),
     st.builds(Selection, queues=st.lists(queues, min_size=1, max_size=2)),
     st.builds(Selection, tags=st.lists(st.sampled_from(TAGS), max_size=2), states=st.none() | several_states),
+    st.builds(Selection, flow=st.sampled_from(FLOWS), states=st.none() | several_states),
     st.builds(Selection, tasks=st.lists(st.sampled_from(TASKS), max_size=2), queues=st.none() | st.just(QUEUES[:2])),
 )
 changes = st.builds(
@@ -166,6 +121,7 @@ changes = st.builds(
     queue=st.none() | queues,
     priority=st.none() | st.sampled_from([-3, 0, 7]),
     seal=st.sampled_from([b"", b"\0\xff", b"sealed"]),
+    payload=st.sampled_from([b"loaded", b"loaded anew"]),
 )
 # Seconds from now.
 bounds = dict.fromkeys(
@@ -175,28 +131,8 @@ moments: st.SearchStrategy[dict[str, int]] = st.just({}) | st.fixed_dictionaries
 kept_for = st.none() | st.sampled_from([0, SECOND, 10 * SECOND])
 
 
-class Histories(RuleBasedStateMachine):
-    """Each rule does one thing to both of them and compares the answers; then all that can be seen is compared.
-
-    A history is of one kind. Who needs two different things may stand in the line of either, and by that differ how
-    long a rate was waited for and who of a share stands first: that is not promised, and so no job has a share and a
-    limit, or a limit and a rate.
-    """
-
-    def __init__(self, new_store: Callable[[Clock], Store]) -> None:
-        super().__init__()
-        self.clock = ManualClock()
-        self.model = Model(self.clock)
-        self.store = new_store(self.clock)
-        self.nonces = 0
-        self.bulks = 0
-        self.given: list[Token] = []  # every token ever told to a process
-        self.doubts: dict[bytes, list[Outcome]] = {}  # outcomes of exchanges whose reply was lost
-        self.epochs: dict[bytes, int] = {}
-        self.shown: dict[str, object] = {}
-        self.kind = "plain"
-        self.permits: Counter[str] = Counter()  # out after the last step
-        self.aged_keys = False  # some key is held for a time
+class Histories(Flows, Signals, Schedules):
+    """Each rule does one thing to both of them and compares the answers; then all that can be seen is compared."""
 
     def teardown(self) -> None:
         try:
@@ -206,55 +142,6 @@ class Histories(RuleBasedStateMachine):
         finally:
             self.store.close()
 
-    def both(self, operation: str, *arguments: Any, **options: Any) -> Any:
-        """Do it to the model and the store; the answer that both gave."""
-        expected = getattr(self.model, operation)(*arguments, **options)
-        answer = getattr(self.store, operation)(*arguments, **options)
-        assert answer == expected, f"to {operation} the store answered: {answer}\nexpected: {expected}"
-        return expected
-
-    def exchange_both(self, process: bytes, outcomes: list[Outcome], served: str, limit: int, **how: Any) -> Exchanged:
-        waited = bool(self.model.waiting)
-        reply: Exchanged = self.both(
-            "exchange", process, self.new_nonce(), outcomes, parse_queues(served), limit, **how
-        )
-        if reply.alive and not (outcomes or reply.claims or how.get("started")) and (waited or self.model.waiting):
-            self.both("beat", [process])  # whether letting others in renews a lease is not promised
-        return reply
-
-    def promote_both(self, limit: int) -> Promoted:
-        expected, answer = self.model.promote(limit), self.store.promote(limit)
-        assert answer.jobs == expected.jobs
-        if self.kind == "rates":  # one may call in vain: who waited for it was cancelled
-            sooner = [due for due in (answer.next_due, expected.next_due) if due is not None]
-            assert expected.next_due is None or answer.next_due == min(sooner)
-        else:
-            assert answer == expected
-        return expected
-
-    def new_nonce(self) -> int:
-        self.nonces += 10  # far apart, so that an invented one is never the next one
-        return self.nonces
-
-    def held_now(self) -> list[Token]:
-        return [token for process in PROCESSES for token in self.model.held(process)]
-
-    def token(self, which: tuple[str, int]) -> Token:
-        kind, number = which
-        held = self.held_now()
-        pool = self.given if kind == "past" or not held else held
-        token = pool[number % len(pool)] if pool else Token(PROCESSES[0], 5, SOME_IDS[0], 1)
-        match kind:
-            case "process":
-                return token._replace(process=PROCESSES[number % len(PROCESSES)])
-            case "nonce":
-                return token._replace(nonce=token.nonce + 1 - number % 3)
-            case "epoch":
-                return token._replace(epoch=token.epoch + 1 - number % 3)
-            case "id":
-                return token._replace(id=SOME_IDS[number % len(SOME_IDS)])
-        return token
-
     def outcomes(self, offered: list[tuple[tuple[str, int], str]]) -> list[Outcome]:
         return [ENDINGS[ending](self.token(which)) for which, ending in offered]
 
@@ -263,22 +150,29 @@ class Histories(RuleBasedStateMachine):
     @initialize(
         wanted=st.lists(jobs, min_size=6, max_size=16),
         kind=st.sampled_from(["plain", "limits", "limits", "rates", "shares"]),
+        subjects=st.sampled_from([[], ["flows"], ["flows"], ["signals"], ["schedules"], SUBJECTS]),
+        declared=rows,
     )
-    def begin(self, wanted: list[dict[str, Any]], kind: str) -> None:
+    def begin(self, wanted: list[dict[str, Any]], kind: str, subjects: list[str], declared: dict[str, Any]) -> None:
         self.kind = kind
+        self.subjects = set(subjects)
         for process in PROCESSES[:3]:
             self.both("enroll", ProcessInfo(process, "worker", "here", 7, "*", PROCESSES[3]), 30 * SECOND)
         self.both("insert", [self.new_job(**fields) for fields in wanted])
+        if "schedules" in subjects:
+            self.both("save_schedules", "shop", [self.row(**declared)])
 
+    @precondition(lambda self: self.is_broad)
     @rule(process=processes, lease=st.sampled_from([10, 30]), role=st.sampled_from(["worker", "dispatcher"]))
     def enroll(self, process: bytes, lease: int, role: str) -> None:
         self.both("enroll", ProcessInfo(process, role, "here", 7, "*", PROCESSES[3]), lease * SECOND)
 
+    @precondition(lambda self: self.is_broad)
     @rule(who=st.just(set(PROCESSES)) | st.sets(processes))
     def beat(self, who: set[bytes]) -> None:
         self.both("beat", sorted(who))
 
-    @precondition(lambda self: self.model.running)
+    @precondition(lambda self: self.is_broad and self.model.running)
     @rule(process=processes)
     def leave(self, process: bytes) -> None:
         self.both("leave", process)
@@ -297,36 +191,18 @@ class Histories(RuleBasedStateMachine):
 
     # Jobs come.
 
-    def terms(self, keys, to, conflict, pace, unique, share) -> dict[str, Any]:
-        if self.kind == "plain":
-            return {"terms": FREE}
-        self.aged_keys |= unique is not None and unique.lasting is not None
-        if self.kind == "shares":
-            return {"terms": Terms(unique=unique), "share": share}
-        paces = (pace,) if pace is not None and self.kind == "rates" else ()
-        keys = [] if paces else keys
-        conflict = conflict if len(keys) == 1 else Conflict.BLOCK  # as `make_rules` sees to
-        holds = tuple(Hold(key, number, conflict) for key, number in zip(keys, to, strict=False))
-        return {"terms": Terms(holds, unique, paces)}
-
-    def new_job(self, id: bytes, when: Any, end: Any, needs: dict[str, Any], **fields: Any) -> NewJob:
-        moments = self.terms(**needs)
-        for field, value in filter(None, (when, end)):
-            counted = field in ("delay", "lifetime")
-            moments[field] = value * SECOND if counted else self.clock.now() + value * SECOND
-        return NewJob(id, **fields, **moments)
-
     @rule(wanted=st.lists(jobs, max_size=6))
     def insert(self, wanted: list[dict[str, Any]]) -> None:
         self.both("insert", [self.new_job(**fields) for fields in wanted])
 
+    @precondition(lambda self: self.is_broad)
     @rule(wanted=st.lists(jobs, min_size=1, max_size=6))
     def insert_twice(self, wanted: list[dict[str, Any]]) -> None:
         batch = [self.new_job(**fields) for fields in wanted]
         self.both("insert", batch)
         self.both("insert", batch[::-1])
 
-    @precondition(lambda self: self.bulks < 2)
+    @precondition(lambda self: self.is_broad and self.bulks < 2)
     @rule(size=st.sampled_from([5, 20, 70]), queue=queues, wanted=needs)
     def insert_many(self, size: int, queue: str, wanted: dict[str, Any]) -> None:
         self.bulks += 1
@@ -355,16 +231,6 @@ class Histories(RuleBasedStateMachine):
     def claim(self, process: bytes, served: str, limit: int) -> None:
         self.claim_some(process, served, limit)
 
-    def claim_some(self, process: bytes, served: str, limit: int) -> list[Token]:
-        """As a worker does: one without a lease enrols anew and goes on."""
-        reply = self.exchange_both(process, [], served, limit)
-        if not reply.alive:
-            self.both("enroll", ProcessInfo(process, "worker", "here", 8), 30 * SECOND)
-            reply = self.exchange_both(process, [], served, limit)
-        tokens = [claim.token for claim in reply.claims]
-        self.given += tokens
-        return tokens
-
     @precondition(lambda self: self.model.ready or self.model.waiting)
     @rule(process=processes, endings=st.lists(st.sampled_from(sorted(ENDINGS)), min_size=1, max_size=8))
     def perform(self, process: bytes, endings: list[str]) -> None:
@@ -384,14 +250,14 @@ class Histories(RuleBasedStateMachine):
         reply = self.both("exchange", process, self.new_nonce(), outcomes, parse_queues("*"), 0)
         assert reply.refused == []
 
-    @precondition(lambda self: self.model.running)
+    @precondition(lambda self: self.is_broad and self.model.running)
     @rule(which=tokens, ending=st.sampled_from(sorted(ENDINGS)))
     def offer_one(self, which: tuple[str, int], ending: str) -> None:
         """A single outcome, good or bad, that no other one of a batch distracts from."""
         token = self.token(which)
         self.both("exchange", token.process, self.new_nonce(), [ENDINGS[ending](token)], parse_queues("*"), 0)
 
-    @precondition(lambda self: self.model.ready or self.model.waiting)
+    @precondition(lambda self: self.is_broad and (self.model.ready or self.model.waiting))
     @rule(process=processes, offered=offers, limit=st.integers(1, 5))
     def lose_a_reply(self, process, offered, limit) -> None:
         """The store has done it, but the process never hears of it."""
@@ -399,7 +265,7 @@ class Histories(RuleBasedStateMachine):
         self.exchange_both(process, outcomes, "*", limit, starting=limit)
         self.doubts.setdefault(process, []).extend(outcomes)
 
-    @precondition(lambda self: self.doubts)
+    @precondition(lambda self: self.is_broad and self.doubts)
     @rule(number=st.integers(0, 3))
     def resolve_a_doubt(self, number: int) -> None:
         """The process gives back what it was never told of, and offers the same outcomes again."""
@@ -410,7 +276,7 @@ class Histories(RuleBasedStateMachine):
         assert not set(reply.refused) & set(untold)
         assert set(self.both("held", process)) <= set(self.given)
 
-    @precondition(lambda self: self.model.running)
+    @precondition(lambda self: self.is_broad and self.model.running)
     @rule(
         which=tokens,
         entries=st.lists(
@@ -431,17 +297,18 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """Promoted until nothing more comes of it, nobody waits beside what it needs, and each in one line."""
-        while self.promote_both(1_000).jobs:
+        while self.promote_both(1_000).jobs or DOOR in self.model.waiting.values():
             pass
         assert list(self.model.stuck()) == []
         limits, rates = self.store.limits(), self.store.rates()
         for view in limits:  # of two full ones, a job may stand in the line of either
             assert view.waiting == 0 or view.holders >= self.model.number(view.key), f"{view.key} has room"
         lines = sum(view.waiting for view in limits) + sum(view.waiting for view in rates)
-        parked = [line for line in self.model.waiting.values() if line[0] == "task"]
+        apart = [line for line in self.model.waiting.values() if line[0] in ("task", "gate")]
         waiting = self.store.jobs(Selection(states=[JobState.WAITING]), None, 10_000)
-        assert lines + len(parked) == len(waiting), "somebody waits in no line, or in two"
+        assert lines + len(apart) == len(waiting), "somebody waits in no line, or in two"
 
+    @precondition(lambda self: self.is_broad)
     @rule(
         pace=st.builds(Pace, st.sampled_from(RATES), st.sampled_from([1, 5]), st.just(2 * SECOND), st.integers(1, 2)),
         patience=st.sampled_from([0, SECOND]),
@@ -449,6 +316,7 @@ class Histories(RuleBasedStateMachine):
     def take_token(self, pace: Pace, patience: int) -> None:
         self.both("take_token", pace, patience)
 
+    @precondition(lambda self: self.is_broad)
     @rule(
         adopter=processes,
         limit=st.sampled_from([1, 3, 100]),
@@ -469,12 +337,12 @@ class Histories(RuleBasedStateMachine):
             verdicts = [ENDINGS[verdict](orphan.claim.token) for orphan in orphans]
             assert self.both("exchange", adopter, self.new_nonce(), verdicts, parse_queues("*"), 0).refused == []
 
-    @precondition(lambda self: self.model.finished)
+    @precondition(lambda self: self.model.finished or self.model.kept)
     @rule(retention=st.builds(Retention, kept_for, kept_for, kept_for), limit=st.sampled_from([0, 1, 3, 100]))
     def prune(self, retention: Retention, limit: int) -> None:
         self.both("prune", retention, limit)
 
-    @precondition(lambda self: self.model.finished)
+    @precondition(lambda self: self.model.finished or self.model.kept)
     @rule(
         length=seconds, retention=st.builds(Retention, kept_for, kept_for, kept_for), limit=st.sampled_from([1, 3, 100])
     )
@@ -486,7 +354,7 @@ class Histories(RuleBasedStateMachine):
 
     # Operators.
 
-    @precondition(lambda self: self.model.facts)
+    @precondition(lambda self: self.is_broad and self.model.facts)
     @rule(selection=selections, number=st.integers(0, 90), after=st.none() | ids)
     def look(self, selection: Selection, number: int, after: bytes | None) -> None:
         """Pages bounded by a moment at which something happened, and by the next one."""
@@ -521,15 +389,20 @@ class Histories(RuleBasedStateMachine):
         self.both("jobs", selection, after, limit)
         moved = self.both("move", selection, change, "ann", reason, after=after, limit=limit)
         if moved.asked:
-            self.both("beat", PROCESSES)
+            self.both("orders", PROCESSES)
+        if change.act is Act.RELOAD:
+            self.shown.clear()  # the list does not show it
 
-    @rule(act=st.sampled_from([Act.RETRY, Act.RETRY, Act.RUN_NOW, Act.CHANGE, Act.CANCEL]), limit=st.integers(1, 9))
+    @rule(
+        act=st.sampled_from([Act.RETRY, Act.RETRY, Act.RUN_NOW, Act.CHANGE, Act.CANCEL, Act.RESTART, Act.STOP]),
+        limit=st.integers(1, 9),
+    )
     def move_all_in_pages(self, act: Act, limit: int) -> None:
         moved = self.both("move", Selection(), Change(act, priority=2), "ann", "", limit=limit)
         while moved.after is not None:
             moved = self.both("move", Selection(), Change(act, priority=2), "ann", "", after=moved.after, limit=limit)
 
-    @precondition(lambda self: self.model.finished)
+    @precondition(lambda self: self.is_broad and self.model.finished)
     @rule(number=st.integers(0, 40), id=st.none() | ids, payload=st.sampled_from([b"", b"sealed anew"]))
     def reseal(self, number: int, id: bytes | None, payload: bytes) -> None:
         """A job that has finished, or any, or none at all."""
@@ -537,6 +410,7 @@ class Histories(RuleBasedStateMachine):
         self.both("reseal", id, payload, "ann", "because")
         self.shown.pop(to_text(id), None)  # the list does not show it
 
+    @precondition(lambda self: self.is_broad)
     @rule(
         queue=queues, until=st.none() | st.sampled_from([-1, 0, 3, 20]), how=st.sampled_from(["", "length", "resume"])
     )
@@ -550,6 +424,7 @@ class Histories(RuleBasedStateMachine):
             case _:
                 self.both("pause", queue, None if length is None else self.clock.now() + length, "ann", "broken")
 
+    @precondition(lambda self: self.is_broad)
     @rule(task=st.sampled_from(TASKS), how=st.sampled_from(["", "for a while", "resume", "resume"]))
     def pause_task(self, task: str, how: str) -> None:
         if how == "resume":
@@ -558,12 +433,12 @@ class Histories(RuleBasedStateMachine):
             length = 3 * SECOND if how else None
             self.both("pause", task, None, "ann", "broken", length=length, kind=Paused.TASK)
 
-    @precondition(lambda self: self.kind in ("limits", "rates"))
+    @precondition(lambda self: self.is_broad and self.kind in ("limits", "rates"))
     @rule(key=st.sampled_from(KEYS), to=st.sampled_from([None, None, 0, 1, 2, 4]))
     def set_limit(self, key: str, to: int | None) -> None:
         self.both("set_limit", key, to, "ann", "because")
 
-    @precondition(lambda self: self.kind == "shares")
+    @precondition(lambda self: self.is_broad and self.kind == "shares")
     @rule(share=st.sampled_from(SHARES), weight=st.sampled_from([None, 2, 5]))
     def set_weight(self, share: str, weight: int | None) -> None:
         self.both("set_weight", share, weight, "ann", "because")
@@ -582,7 +457,7 @@ class Histories(RuleBasedStateMachine):
         for id, job in listed.items():
             if self.shown.get(id) != job:  # the wide rows of a job that has not changed have not either
                 self.both("job", from_text(id))
-        for id in SOME_IDS:
+        for id in {*SOME_IDS, *(id for id, facts in self.model.facts.items() if facts["entries"])}:
             self.both("entries", id)
         self.shown = dict(listed)
 

@@ -31,8 +31,10 @@ create table job (
     finished_at integer,
     prune_at    integer,                        -- where the rule for its state does not count
     asked       text,                           -- an operator wants the running job to end, and why
+    asked_kind  text,                           -- 'cancel', or 'restart': then it goes back
     asked_seal  blob,
     awaits      text,                           -- a signal that makes it due before its time, while it is scheduled
+    watched     blob,                           -- at its gate: the first of its parents that has not ended
     check (state < ''),
     check (queue < x''),
     check (rank < ''),
@@ -45,6 +47,7 @@ create table job (
     check (expires_at < ''),
     check (nonce < ''),
     check (asked < x''),
+    check (asked_kind < x''),
     check (asked_seal >= x''),
     check (awaits < x'')
 );
@@ -245,14 +248,14 @@ create table audit (
 
 -- Jobs that come after others.
 create table edge (
-    parent blob    not null,
     child  blob    not null,
+    parent blob    not null,
     need   integer not null,                    -- 0 that it succeeds, 1 that it ends, 2 that it does not succeed
-    ended  integer not null,                    -- 0 not yet, 1 well, 2 badly
-    primary key (parent, child)
+    ended  integer not null default 0,          -- 2 badly, 1 badly and forgiven; otherwise the parent's row tells
+    primary key (child, parent)
 ) without rowid;
 
-create index edge_of_child on edge (child, ended, need);
+create index edge_of_parent on edge (parent);
 
 create table member (
     flow  blob    not null,

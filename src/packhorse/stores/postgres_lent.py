@@ -1,0 +1,227 @@
+"""A stroke on a connection that somebody else opened, with settings of their own, in their transaction.
+
+A second psycopg connection is made around the same line to the server, for as long as the stroke lasts. So it does not
+matter how the caller's is set up, nor whether it is an async one: theirs waits meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import psycopg
+from psycopg import pq
+
+from packhorse.errors import ConfigError, StoreError, StoreUnavailable
+from packhorse.stores.lending import async_driver_connection, driver_connection, is_async, named
+from packhorse.stores.postgres_connections import SETTINGS, raise_translated, register_dumpers
+from packhorse.stores.postgres_session import Lock, Row, Session
+from packhorse.stores.postgres_watch import ring_arguments
+from packhorse.stores.sql_store import Bell
+
+T = TypeVar("T")
+Theirs = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+
+# Of our own settings those that our statements rely on, and no more.
+NEEDED = {name: value for name, value in SETTINGS.items() if name.startswith(("enable_", "jit", "plan_", "client_"))}
+NEEDED |= {"standard_conforming_strings": "on"}
+SET = """
+    select name, current_setting(name), set_config(name, value, true)
+    from unnest($1::text[], $2::text[]) as wanted (name, value)
+"""
+RING_AT_COMMIT = """
+    insert into bell (transaction, channel, counter, writing, listening)
+    values (pg_current_xact_id(), $1, $2, $3, $4) on conflict do nothing
+"""
+WHERE = "select current_database()::text, system_identifier from pg_control_system()"
+
+
+class Guest(psycopg.Connection[Row]):
+    """On a line that is not ours to close."""
+
+    def __init__(self, pgconn: pq.abc.PGconn) -> None:
+        handlers = pgconn.notice_handler, pgconn.notify_handler
+        super().__init__(pgconn)
+        pgconn.notice_handler, pgconn.notify_handler = handlers
+        self.prepare_threshold = None  # the names of prepared statements are the caller's
+        register_dumpers(self)
+
+    def __del__(self, *_: object) -> None:
+        pass
+
+
+class LentSession(Session):
+    """Its transaction has rows already and cannot begin anew, so it waits for what it needs.
+
+    No stroke of ours waits for a subject while it has rows. So a circle of waiting has to go through somebody's lent
+    connection; the server finds it, and ends one of those in it.
+    """
+
+    def take(self, locks: frozenset[Lock]) -> None:
+        if new := sorted(locks - self._held):
+            self._wait_for(new)
+
+
+class Borrower:
+    """Strokes on what callers lend, for one store."""
+
+    def __init__(self, schema: str, where: Callable[[], Row]) -> None:
+        self._schema = schema
+        self._where = where
+        self._known: WeakSet[Any] = WeakSet()  # lines that lead to the store's own database
+
+    def stroke(
+        self, lent: object, loop: asyncio.AbstractEventLoop | None, work: Callable[[LentSession], T], bell: Bell
+    ) -> T:
+        try:
+            with _borrowed(lent, loop) as (theirs, guest):
+                return self._do(theirs, guest, work, bell)
+        except Exception as error:
+            raise_translated(error)
+            raise
+
+    def _check_place(self, line: Theirs, guest: Guest) -> None:
+        if line in self._known:
+            return
+        own = self._where()
+        theirs = psycopg.RawCursor(guest).execute(WHERE).fetchone()
+        if theirs != own:
+            there = "on another server" if theirs is None or theirs[0] == own[0] else repr(theirs[0])
+            raise ConfigError(
+                f"The jobs are in the PostgreSQL database {own[0]!r}, and the connection that was lent leads to one "
+                f"{there}. One transaction needs one database."
+            )
+        self._known.add(line)
+
+    def _do(self, line: Theirs, guest: Guest, work: Callable[[LentSession], T], bell: Bell) -> T:
+        c = LentSession(guest, self._schema)
+        ours = guest.info.transaction_status == pq.TransactionStatus.IDLE
+        if ours:
+            guest.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        try:
+            self._check_place(line, guest)
+            with guest.pipeline():
+                if not ours:
+                    c.plain("savepoint packhorse")
+                needed = NEEDED | {"search_path": psycopg.sql.Identifier(self._schema).as_string(guest)}
+                found = c.plain(SET, [list(needed), list(needed.values())]).fetchall()
+            with guest.pipeline():  # another one: only at the end of one the driver hears of another encoding
+                answer = work(c)
+                for one in (Bell.READY, Bell.ENDED):
+                    if one in bell or c.holds:
+                        c.plain(RING_AT_COMMIT, ring_arguments(self._schema, one))
+                c.plain(SET, [[name for name, _, _ in found], [before for _, before, _ in found]])
+                if not ours:
+                    c.plain("release savepoint packhorse")
+            if ours:
+                guest.commit()
+        except BaseException:
+            with suppress(psycopg.Error):
+                if ours:
+                    guest.rollback()
+                else:
+                    guest.execute("rollback to savepoint packhorse")
+                    guest.execute("release savepoint packhorse")
+            raise
+        return answer
+
+
+@contextmanager
+def _borrowed(lent: object, loop: asyncio.AbstractEventLoop | None) -> Iterator[tuple[Theirs, Guest]]:
+    """The line to oneself; in the caller's transaction, unless they want none."""
+    if loop is None:
+        if is_async(lent):
+            raise ConfigError("An async connection is lent with `async with app.on(connection)`.")
+        theirs = _known(driver_connection(lent))
+        assert isinstance(theirs, psycopg.Connection)
+        _begin(theirs)
+        release: Callable[[], object] = theirs.lock.release
+    else:
+        theirs = _on(loop, _begin_async(lent))
+        release = lambda: loop.call_soon_threadsafe(theirs.lock.release)  # noqa: E731
+    try:
+        line = theirs.pgconn
+        pipelined = line.pipeline_status != pq.PipelineStatus.OFF
+        if pipelined:
+            line.exit_pipeline_mode()
+        try:
+            yield theirs, Guest(line)
+        finally:
+            if pipelined and line.status == pq.ConnStatus.OK:
+                line.enter_pipeline_mode()
+    finally:
+        release()
+
+
+def _known(connection: object) -> Theirs:
+    if not isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        raise ConfigError(
+            "The jobs are in a PostgreSQL database: lend a connection of psycopg (version 3) to it, or what leads to "
+            f"one, not a {named(connection)}. SQLAlchemy uses psycopg where the URL begins with postgresql+psycopg."
+        )
+    if connection.closed:
+        raise StoreUnavailable("The connection that was lent is closed.")
+    return connection
+
+
+def _has_begun(connection: Theirs) -> bool:
+    """Whether it is as the caller's own next statement would find it; for who has the line to himself."""
+    status = connection.info.transaction_status
+    if status == pq.TransactionStatus.INERROR:
+        raise StoreError(
+            "A statement before this one has failed, and with it the transaction of the connection that was lent. Roll "
+            "it back, or back to a savepoint."
+        )
+    if status == pq.TransactionStatus.ACTIVE:
+        raise StoreError("The connection that was lent is in the middle of a statement. End that first.")
+    return connection.autocommit or status == pq.TransactionStatus.INTRANS
+
+
+def _begin(connection: psycopg.Connection[Any]) -> None:
+    """Have the line to oneself, in a transaction that began as the caller's own first statement would have begun it."""
+    while True:
+        if connection.info.pipeline_status != pq.PipelineStatus.OFF:
+            with connection.pipeline():  # waits for what is on its way
+                pass
+        connection.lock.acquire()
+        try:
+            if _has_begun(connection):
+                return
+        except BaseException:
+            connection.lock.release()
+            raise
+        connection.lock.release()
+        psycopg.Cursor(connection).execute("select 1")
+
+
+async def _begin_async(lent: object) -> psycopg.AsyncConnection[Any]:
+    connection = _known(await async_driver_connection(lent))
+    assert isinstance(connection, psycopg.AsyncConnection)
+    while True:
+        if connection.info.pipeline_status != pq.PipelineStatus.OFF:
+            async with connection.pipeline():
+                pass
+        await connection.lock.acquire()
+        try:
+            if _has_begun(connection):
+                return connection
+        except BaseException:
+            connection.lock.release()
+            raise
+        connection.lock.release()
+        await psycopg.AsyncCursor(connection).execute("select 1")
+
+
+def _on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """In the thread of the loop that the connection belongs to, from another one."""
+    try:
+        here = asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+    work.close()
+    if here is loop:
+        raise ConfigError("An async connection was lent: await `aenqueue` and its like, which leave the loop free.")
+    raise ConfigError("The connection that was lent belongs to another event loop.")

@@ -1,0 +1,169 @@
+"""A transaction on PostgreSQL as the shared statements use it: how they are said here, and who waits for whom.
+
+The whole transaction is one pipeline: a statement travels with those before it as soon as its answer is looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from hashlib import sha256
+from typing import Any, ClassVar
+
+import psycopg
+
+from packhorse.stores.postgres_arrays import columns
+from packhorse.stores.sql import Subject
+
+Row = tuple[Any, ...]
+Lock = tuple[Subject, int]
+
+BUCKETS = 64  # names of a subject share so many locks: PostgreSQL has room for some thousands in all
+# What SQLite is told, or has to be told, in other words.
+LEFT_OUT = re.compile(r"\b(not indexed|indexed by \w+)\b")
+SAID_DIFFERENTLY = {
+    "cross join": "join",  # to SQLite it means: in this order
+    "unlikely(": "(",
+    "x''": "'\\x'::bytea",
+    "not paused": "paused = 0",
+}
+ONE_OF = re.compile(r"\bin \(\{rows:(\w+)\}\)")
+ROWS = re.compile(r"\{rows:([\w ]+)\}")
+PLACE = re.compile(r"\?")
+TAKE = "select pg_advisory_xact_lock(key) from unnest($1::bigint[]) as key"
+TRY = "select bool_and(pg_try_advisory_xact_lock(key)) from unnest($1::bigint[]) as key"
+
+
+@cache
+def said(statement: str) -> str:
+    """A shared statement in the words of PostgreSQL."""
+    text = LEFT_OUT.sub("", statement)
+    for here, there in SAID_DIFFERENTLY.items():
+        text = text.replace(here, there)
+    text = ONE_OF.sub(r"= any(?::\1[])", text)
+    text = ROWS.sub(lambda match: _unnest(match[1].split()), text)
+    numbers = iter(range(1, text.count("?") + 1))
+    return PLACE.sub(lambda _: f"${next(numbers)}", text)
+
+
+@cache
+def types_of(statement: str) -> tuple[str, ...]:
+    """Of the columns of its batch."""
+    [types] = ROWS.findall(statement)
+    return tuple(types.split())
+
+
+def _unnest(types: Sequence[str]) -> str:
+    return f"select * from unnest({', '.join(f'?::{type}[]' for type in types)})"
+
+
+@cache
+def lock_key(schema: str, *name: object) -> int:
+    """Stands for something in this schema, among all advisory locks of the database."""
+    text = "\0".join(["packhorse", schema, *map(str, name)])
+    return int.from_bytes(sha256(text.encode()).digest()[:8], "big", signed=True)
+
+
+class Missing(Exception):
+    """Somebody else has what a stroke came to need while it had rows already: it begins again, and takes that first."""
+
+    def __init__(self, locks: frozenset[Lock]) -> None:
+        super().__init__("another stroke has it")
+        self.locks = locks
+
+
+class Found:
+    """What a statement brought; it is fetched when somebody looks."""
+
+    def __init__(self, cursor: psycopg.RawCursor[Row]) -> None:
+        self._cursor = cursor
+
+    @property
+    def rowcount(self) -> int:
+        if self._cursor.rowcount < 0:  # the answer has not been read yet
+            try:
+                self._cursor.fetchmany(1)
+            except psycopg.ProgrammingError as error:
+                if error.sqlstate is not None:
+                    raise
+                # There are no rows to read, only their number.
+        return self._cursor.rowcount
+
+    def fetchone(self) -> Row | None:
+        return self._cursor.fetchone()
+
+    def fetchall(self) -> list[Row]:
+        return self._cursor.fetchall()
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._cursor.fetchall())
+
+
+class Session:
+    CONCURRENT: ClassVar[bool] = True
+    FOR_UPDATE: ClassVar[str] = "for update of job"
+    FOR_SHARE: ClassVar[str] = "for share of job"
+
+    def __init__(self, connection: psycopg.Connection[Row], schema: str, *, skip_locked: bool = True) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._held: frozenset[Lock] = frozenset()
+        self._untouched = True
+        self._skip_locked = skip_locked
+
+    def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Found:
+        self._untouched = False
+        text = said(statement)
+        return self.plain(text if self._skip_locked else text.replace("skip locked", ""), parameters)
+
+    def plain(self, text: str, parameters: Sequence[Any] = ()) -> Found:
+        """A text of PostgreSQL's own."""
+        cursor = psycopg.RawCursor(self._connection)
+        cursor.execute(text, parameters, binary=True)
+        return Found(cursor)
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> None:
+        self._untouched = False
+        cursor = psycopg.RawCursor(self._connection)
+        cursor.executemany(said(statement).encode(), list(rows))
+
+    def batched(self, statement: str, rows: Sequence[Row], *first: Any) -> Found | None:
+        if not rows:
+            return None
+        return self.execute(statement, [*first, *columns(types_of(statement), rows)])
+
+    def read(self, statement: str, values: Sequence[Any]) -> Iterator[Row]:
+        if not values:
+            return iter(())
+        return iter(self.execute(statement, columns(types_of(statement), [(value,) for value in values])).fetchall())
+
+    def hold(self, subject: Subject, *names: str) -> None:
+        """One waits for a subject only while it has no row, and no later subject: so no two wait for each other."""
+        wanted = {(subject, _bucket(name)) for name in names} if names else {(subject, 0)}
+        self.take(frozenset(wanted))
+
+    def take(self, locks: frozenset[Lock]) -> None:
+        new = sorted(locks - self._held)
+        if not new:
+            return
+        if self._untouched and (not self._held or new[0] > max(self._held)):
+            self._wait_for(new)
+        elif not self.plain(TRY, [self._keys(new)]).fetchall()[0][0]:
+            raise Missing(self._held | locks)
+        self._held |= locks
+
+    def _wait_for(self, locks: Sequence[Lock]) -> None:
+        self.plain(TAKE, [self._keys(locks)])
+        self._held |= frozenset(locks)
+
+    def _keys(self, locks: Sequence[Lock]) -> list[int]:
+        return [lock_key(self._schema, int(subject), bucket) for subject, bucket in locks]
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._held)
+
+
+def _bucket(name: str) -> int:
+    return sha256(name.encode("utf-8", "surrogatepass")).digest()[0] % BUCKETS

@@ -1,0 +1,124 @@
+"""A stroke on a connection to the file that somebody else opened, with settings of their own, in their transaction."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from packhorse.errors import ConfigError, StoreUnavailable
+from packhorse.stores.lending import driver_connection, named
+from packhorse.stores.sqlite_batches import batched, read
+from packhorse.stores.sqlite_connections import as_text, raise_translated
+
+T = TypeVar("T")
+
+# Takes the write lock before anything is read: what was read before it might be old, and then nothing can be written.
+LOCK = "delete from packhorse_schema where 0"
+
+
+class LentSession:
+    CONCURRENT: ClassVar[bool] = False
+    FOR_UPDATE: ClassVar[str] = ""
+    FOR_SHARE: ClassVar[str] = ""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> sqlite3.Cursor:
+        return self._cursor().execute(statement, parameters)
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> sqlite3.Cursor:
+        return self._cursor().executemany(statement, rows)
+
+    def batched(self, statement: str, rows: Sequence[tuple[Any, ...]], *first: Any) -> int:
+        return batched(self, statement, rows, *first)
+
+    def read(self, statement: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        return read(self, statement, values)
+
+    def hold(self, *subject: object) -> None:
+        pass
+
+    def _cursor(self) -> sqlite3.Cursor:
+        return sqlite3.Cursor(self._connection)  # which knows nothing of the connection's row factory
+
+
+def stroke(lent: object, path: Path, work: Callable[[LentSession], T]) -> T:
+    """In the transaction that is open, or the one that Python would open; where it opens none, in one of our own."""
+    connection = driver_connection(lent)
+    if not isinstance(connection, sqlite3.Connection):
+        raise ConfigError(
+            f"The jobs are in the SQLite database {path}: lend a connection of Python's sqlite3 to it, or what leads "
+            f"to one, not a {named(connection)}."
+        )
+    try:
+        with _our_texts(connection):
+            c = LentSession(connection)
+            _check_file(c, path)
+            with _transaction(connection, c):
+                return work(c)
+    except sqlite3.ProgrammingError as error:
+        if "thread" in str(error):
+            raise ConfigError(
+                "This sqlite3 connection belongs to the thread that opened it. Enqueue there: not with await, which "
+                "does it in another thread."
+            ) from error
+        raise_translated(error)
+        raise
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error) or "busy" in str(error):
+            raise StoreUnavailable(
+                f"SQLite: {error}. Another program writes, or has written since the transaction began to read. Roll "
+                "back and try again; transactions that begin with BEGIN IMMEDIATE wait for their turn instead."
+            ) from error
+        raise_translated(error)
+        raise
+    except Exception as error:
+        raise_translated(error)
+        raise
+
+
+@contextmanager
+def _our_texts(connection: sqlite3.Connection) -> Iterator[None]:
+    before = connection.text_factory
+    connection.text_factory = as_text
+    try:
+        yield
+    finally:
+        connection.text_factory = before
+
+
+def _check_file(c: LentSession, path: Path) -> None:
+    [file] = [file for _, name, file in c.execute("pragma database_list") if name == "main"]
+    if not file or not os.path.samefile(file, path):
+        raise ConfigError(
+            f"The jobs are in the SQLite database {path}, and the connection that was lent has "
+            f"{file or 'one in memory'} open. One transaction needs one file."
+        )
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection, c: LentSession) -> Iterator[None]:
+    # `autocommit` came with Python 3.12; where it is not used, the isolation level tells.
+    commits = getattr(connection, "autocommit", -1)
+    ours = not connection.in_transaction and (commits is True or (commits == -1 and connection.isolation_level is None))
+    if not connection.in_transaction:
+        c.execute("begin immediate")
+    try:
+        c.execute("savepoint packhorse")
+        c.execute(LOCK)
+        yield
+        c.execute("release packhorse")
+        if ours:
+            c.execute("commit")
+    except BaseException:
+        with suppress(sqlite3.Error):  # a full disk, for one, has rolled back everything
+            c.execute("rollback to packhorse")
+            c.execute("release packhorse")
+        if ours and connection.in_transaction:
+            c.execute("rollback")
+        raise
