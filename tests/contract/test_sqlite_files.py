@@ -1,4 +1,4 @@
-"""What SQLite keeps beside its contract: the key next to the database, and numbered schema steps."""
+"""What SQLite keeps beside its contract: the key next to the database, numbered schema steps, its connections."""
 
 import os
 import stat
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from packhorse.errors import StoreUnsafe
+from packhorse.stores import sqlite_connections
 from packhorse.stores.sqlite import SQLiteStore
 
 
@@ -69,4 +70,46 @@ def test_the_version_is_the_number_of_the_last_step(tmp_path: Path):
     """Steps are counted from one."""
     store = opened(tmp_path)
     assert len(store.migrate()) == store.schema_version()
+    store.close()
+
+
+def test_connections_that_nobody_wants_any_more_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A crowd leaves no page caches behind, and SQLite has the same handles for the next crowd."""
+    store = opened(tmp_path)
+    store.migrate()
+    pool = store._connections
+    pool.make_room(6)
+    met = descriptors(tmp_path)
+    monkeypatch.setattr(sqlite_connections, "SPARE", 0.0)
+    pool.give_back(pool.take())
+    assert len(pool._idle) == 1
+    assert descriptors(tmp_path) < met
+    monkeypatch.undo()
+    for _ in range(3):
+        pool.make_room(6)
+        assert descriptors(tmp_path) == met
+    assert store.schema_version() > 0
+    store.close()
+
+
+def descriptors(folder: Path) -> int:
+    """Of this process, on what lies in the folder."""
+    return sum(os.path.realpath(f"/proc/self/fd/{fd}").startswith(f"{folder}/") for fd in os.listdir("/proc/self/fd"))
+
+
+def test_a_connection_is_not_closed_while_another_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """That would mean to wait for it, in the middle of something else."""
+    monkeypatch.setattr(sqlite_connections, "SPARE", 0.0)
+    monkeypatch.setattr(sqlite_connections, "DEADLINE", 0.2)
+    store = opened(tmp_path)
+    store.migrate()
+    pool = store._connections
+    writer, reader, spare = pool.take(), pool.take(), pool.take()
+    writer.acquire()
+    pool.give_back(spare)
+    pool.give_back(reader)
+    assert not spare.closed
+    writer.release()
+    pool.give_back(writer)
+    assert spare.closed
     store.close()

@@ -127,9 +127,10 @@ def test_what_was_done_is_written_down_on_a_full_disk(small_disk: Path, tmp_path
     place.settings["lease"] = 20.0
     ballast = Path(f"{place.database}-ballast")
     try:
-        held = place.enqueue("hold", "held")
+        held, busy = place.enqueue("hold", "held"), place.enqueue("hold", "busy")
         workers = place.workers("--concurrency", "2")
         place.wait_started("held")
+        place.wait_started("busy")  # nothing else can end
         wait_until(ballast.exists, "there is ballast")
         full = fill(small_disk)
         ids, _ = enqueue_until_full(place)
@@ -138,8 +139,9 @@ def test_what_was_done_is_written_down_on_a_full_disk(small_disk: Path, tmp_path
         place.wait_state(held, "succeeded")
         assert not ballast.exists()
         full.unlink()
+        place.let_go("busy")
         place.wait_all_finished()
         assert workers.stop() == 0
-        place.check([held, *ids])
+        place.check([held, busy, *ids])
     finally:
         place.end()

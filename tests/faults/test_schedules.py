@@ -9,6 +9,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -191,7 +192,8 @@ def test_a_scheduler_of_three_is_away(place: Place, how: str):
     wait_ticked(place, keys, 2 * int(place.settings["lease"]) + 2)
     if how == "frozen":
         for workers, pid in list(zip(three, pids, strict=True))[:2]:
-            workers.thaw_child(pid)
+            with suppress(ProcessLookupError):  # on a slow machine its supervisor has found it frozen, and ended it
+                workers.thaw_child(pid)
     wait_ticked(place, keys, 2)
     settle(place, *three)
     check_one_job_for_each_moment(place, firsts)

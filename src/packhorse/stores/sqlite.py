@@ -19,7 +19,7 @@ from packhorse.job import NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 from packhorse.stores import sql_exchange, sqlite_exchange, sqlite_lent
-from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, Lent, Retention, Watch
+from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, Lent, ProcessInfo, Retention, Watch
 from packhorse.stores.lending import is_async
 from packhorse.stores.migrate import steps
 from packhorse.stores.sql_admission import Freed, Runs
@@ -40,6 +40,7 @@ T = TypeVar("T")
 log = logging.getLogger("packhorse.store")
 
 OLDEST = (3, 35)
+CROWD = 12  # threads of a worker that may write at once
 SMALL = 64  # outcomes in an exchange that may grow a little while others write
 WAL_WARNING_EVERY = 60.0
 
@@ -145,6 +146,11 @@ class SQLiteStore(SQLStore):
                 return None
             alive = c.execute(ALIVE, (process, self.clock.boot(), self.clock.ticks())).fetchone() is not None
             return Exchanged([], [], alive, now)
+
+    def enroll(self, process: ProcessInfo, lease: int) -> None:
+        super().enroll(process, lease)
+        if process.role == "worker":
+            self._connections.make_room(CROWD)
 
     # Housekeeping.
 

@@ -19,6 +19,7 @@ from packhorse.stores.sqlite_place import prepare_place
 
 DEADLINE = 5.0
 CHECKPOINT_PAGES = 1_000
+SPARE = 30.0  # seconds after which a connection that nobody wanted is closed
 
 _open: WeakSet[Connection] = WeakSet()
 # What a fork brought along stays referenced for good: SQLite forbids touching it in the child, also closing it.
@@ -78,6 +79,7 @@ class Connection:
         self._claimed = threading.Lock()
         self._user = 0
         self.closed = False
+        self.idle_since = 0.0
         self.claim()
         with _gate:
             self.lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -156,6 +158,15 @@ class Connection:
             self.acquire()
         self._let_go()
 
+    def close_at_once(self) -> bool:
+        """False where that would mean to wait for somebody who writes."""
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._let_go()
+        return True
+
     def _let_go(self) -> None:
         if hasattr(self, "sqlite"):
             self.sqlite.close()
@@ -227,12 +238,13 @@ class Transaction:
 
 
 class Connections:
-    """A pool that grows with the threads that use it at once."""
+    """A pool that grows with the threads that use it at once, and shrinks when they have become fewer."""
 
     def __init__(self, path: Path, synchronous: str = "full") -> None:
         self.path = path
         self._synchronous = synchronous
-        self._idle: list[Connection] = []
+        self._idle: list[Connection] = []  # who came back last is taken first, so the first was idle the longest
+        self._tidied_at = 0.0
         self._inode = 0
 
     @contextmanager
@@ -252,8 +264,29 @@ class Connections:
         return Transaction(self, patient)
 
     def give_back(self, connection: Connection) -> None:
+        connection.idle_since = now = time.monotonic()
         connection.unclaim()
         self._idle.append(connection)
+        if now - self._tidied_at > SPARE:
+            self._tidied_at = now
+            self._close_spare(now - SPARE)
+
+    def _close_spare(self, before: float) -> None:
+        with suppress(IndexError, ValueError):  # others take and give back meanwhile
+            while (spare := self._idle[0]).idle_since < before and spare.claim():
+                if not spare.close_at_once():
+                    spare.unclaim()
+                    return
+                self._idle.remove(spare)
+
+    def make_room(self, crowd: int) -> None:
+        """For so many threads at once.
+
+        SQLite keeps the file's handles of closed connections for later ones, so a process that has met its crowd once
+        has no more descriptors an hour later.
+        """
+        for connection in [self.take() for _ in range(crowd)]:
+            self.give_back(connection)
 
     def close(self) -> None:
         while (connection := self._take_idle()) is not None:
