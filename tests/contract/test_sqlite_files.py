@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from packhorse.errors import StoreUnsafe
+from packhorse.errors import StoreUnavailable, StoreUnsafe
 from packhorse.stores import sqlite_connections
 from packhorse.stores.sqlite import SQLiteStore
+from packhorse.stores.sqlite_connections import Connection
 
 
 def opened(folder: Path, name: str = "jobs.db") -> SQLiteStore:
@@ -89,6 +90,32 @@ def test_connections_that_nobody_wants_any_more_are_closed(tmp_path: Path, monke
         pool.make_room(6)
         assert descriptors(tmp_path) == met
     assert store.schema_version() > 0
+    store.close()
+
+
+def test_where_there_is_no_room_for_a_crowd_nothing_is_kept_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Few descriptors: most are left. Or something fails in the midst: what was made until then can be used."""
+    store = opened(tmp_path)
+    store.migrate()
+    pool = store._connections
+    with monkeypatch.context() as few:
+        few.setattr("packhorse.stores.sqlite_connections.resource.getrlimit", lambda what: (40, 40))
+        pool.make_room(12)
+    assert len(pool._idle) == 2
+    taken = iter([*map(Connection, [pool.path] * 3, ["full"] * 3)])
+
+    def take() -> Connection:
+        try:
+            return next(taken)
+        except StopIteration:
+            raise StoreUnavailable("too many open files") from None
+
+    with monkeypatch.context() as failing:
+        failing.setattr(pool, "take", take)
+        pool.make_room(12)
+    assert len(pool._idle) == 5
     store.close()
 
 

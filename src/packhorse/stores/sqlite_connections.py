@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import sqlite3
 import threading
 import time
@@ -20,6 +21,7 @@ from packhorse.stores.sqlite_place import prepare_place
 DEADLINE = 5.0
 CHECKPOINT_PAGES = 1_000
 SPARE = 30.0  # seconds after which a connection that nobody wanted is closed
+FOR_OTHERS = 16  # a process may have so many descriptors for each connection it makes ahead, of which that takes three
 
 _open: WeakSet[Connection] = WeakSet()
 # What a fork brought along stays referenced for good: SQLite forbids touching it in the child, also closing it.
@@ -280,12 +282,16 @@ class Connections:
                 self._idle.remove(spare)
 
     def make_room(self, crowd: int) -> None:
-        """For so many threads at once.
+        """For so many threads at once, or as many as there is room for.
 
         SQLite keeps the file's handles of closed connections for later ones, so a process that has met its crowd once
         has no more descriptors an hour later.
         """
-        for connection in [self.take() for _ in range(crowd)]:
+        made: list[Connection] = []
+        with suppress(StoreError):  # who needs one later is told what is wrong
+            for _ in range(min(crowd, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // FOR_OTHERS)):
+                made.append(self.take())
+        for connection in made:
             self.give_back(connection)
 
     def close(self) -> None:
