@@ -90,7 +90,7 @@ def run(given: dict[str, Any], line: IO[bytes], report_fd: int) -> None:
     # The terminal sends INT to everybody; the supervisor alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: process.stop())
-    signal.signal(signal.SIGUSR1, lambda *_: process.role.quiet())
+    signal.signal(signal.SIGUSR1, lambda *_: process.quiet())
     threading.Thread(target=_listen, args=(line, process), name="packhorse-line", daemon=True).start()
     report({"ready": True})
     with local_tasks(app, id) if plan.role == "worker" else nullcontext():

@@ -79,7 +79,7 @@ def run_here(app: Packhorse, queues: str, concurrency: int, *, burst: bool = Fal
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, stop)
-    signal.signal(signal.SIGUSR1, lambda *_: worker.role.quiet())
+    signal.signal(signal.SIGUSR1, lambda *_: worker.quiet())
     threads = [threading.Thread(target=process.run, daemon=True) for process in processes]
     for thread in threads:
         thread.start()

@@ -230,6 +230,11 @@ class Process:
             self.role.quiet()
         self.wake.set()
 
+    def quiet(self) -> None:
+        """Claim no more, and stay; safe in a signal handler."""
+        self.role.quiet()
+        self.wake.set()
+
     def enroll_anew(self) -> None:
         """The lease is over and others may have our jobs: only a new name can claim again."""
         log.warning("process %s lost its lease; it goes on under a new id", to_text(self.id))

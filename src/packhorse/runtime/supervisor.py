@@ -38,6 +38,7 @@ RESTART_CAP = 30.0
 FROZEN = 5.0  # seconds after which a child that was stopped by a signal is ended
 LOOK_EVERY = 1.0  # seconds between looks at children that nobody told of
 STEADY = 60.0  # a child that lived this long starts again with no delay
+HEAR_OUT = 0.5  # seconds to hear the last words of a dead child, where one of its own keeps the line open
 
 
 class Started(subprocess.Popen[bytes]):
@@ -84,7 +85,8 @@ class Child:
         else:
             self.process = Started(told)
         reading = self.process.report()
-        threading.Thread(target=self._listen, args=(reading,), name="packhorse-report", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(reading,), name="packhorse-report", daemon=True)
+        self._listener.start()
         log.info("started %s with pid %d", self.plan.role, self.process.pid)
         failpoint("supervisor.after_start")
 
@@ -93,6 +95,10 @@ class Child:
             for line in lines:
                 with suppress(ValueError):  # its last words may be cut off
                     self._hear(json.loads(line))
+
+    def hear_out(self) -> None:
+        """It has ended; what it said before may say which jobs were its own, and which one is to blame."""
+        self._listener.join(HEAR_OUT)
 
     def _hear(self, said: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -249,7 +255,6 @@ class Supervisor:
             for child in self._children:
                 if child.plan.role == "worker" and child.ready and not child.quiet:
                     child.quiet = True
-                    log.info("the worker with pid %d claims no more jobs", child.process.pid)
                     child.process.send_signal(signal.SIGUSR1)
 
     def _reap_strangers(self) -> None:
@@ -293,6 +298,7 @@ class Supervisor:
 
     def _bury(self, child: Child) -> None:
         """A child has ended. If it was not its own wish, its jobs get a verdict now and a new one takes its place."""
+        child.hear_out()
         if child.process.returncode == RECYCLED:
             self._due.append((time.monotonic(), child.plan, 0))
             return
@@ -365,6 +371,7 @@ class Supervisor:
 
         But what does not end is to blame for its own end, and its local tasks end with it.
         """
+        child.hear_out()
         self._unjudged[beside(child.ids[0])] = Death(child.cause)
         if child.timed_out:
             self._unjudged |= dict.fromkeys(child.ids, Death(child.cause, frozenset(child.timed_out)))

@@ -85,6 +85,7 @@ class Worker:
         self._unannounced: set[Token] = set()
         self._pace = UNKNOWN_PACE
         self._quiet = False
+        self._quiet_told = False
         self._lingers = False
         self._called = False
         self._in_doubt = False
@@ -117,6 +118,9 @@ class Worker:
     def turn(self) -> float:
         if self._quiet and self._pool is not None and (stop_by := self._stop_by()) is not None:
             self._pool.tell_leaving(max(0.0, stop_by - time.monotonic()))
+        if self._quiet and not self._quiet_told and self._stop_by() is None:
+            self._quiet_told = True
+            log.info("the worker with pid %d claims no more jobs", os.getpid())
         after_failure = self._in_doubt
         if after_failure or time.monotonic() >= self._doubt_at:
             self._resolve_doubt()
