@@ -6,7 +6,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def wait_until(condition: Callable[[], T], what: str = "", patience: float = PATIENCE) -> T:

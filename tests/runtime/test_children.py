@@ -14,7 +14,7 @@ from packhorse.queues import EVERYTHING
 from packhorse.stores.contract import ProcessInfo
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 MakeApp = Callable[..., Packhorse]
 
 

@@ -42,7 +42,7 @@ from packhorse.runtime.worker import Worker
 from packhorse.stores.contract import Entry, ProcessInfo
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 WRITER = "packhorse-progress"
 
 

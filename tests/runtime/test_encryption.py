@@ -32,7 +32,7 @@ from packhorse.ids import from_text
 from packhorse.signing import ENCRYPTED, Envelopes, Purpose
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 K1, K2, K3 = (f"{name}-key-{uuid.uuid5(uuid.NAMESPACE_DNS, name)}" for name in ("one", "two", "three"))
 VALUE: dict[str, Any] = {
     "text": "Grüße 🐎",

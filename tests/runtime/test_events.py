@@ -48,7 +48,7 @@ from packhorse.runtime.worker import Worker
 from packhorse.stores.contract import ProcessInfo
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 JOB_KINDS = [kind for kind in EventKind if not kind.startswith("process")]
 KINDS = pytest.mark.parametrize("coroutine", [False, True], ids=["thread", "coroutine"])
 

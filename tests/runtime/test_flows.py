@@ -16,7 +16,7 @@ from packhorse.job import Need, NewJob, Parent
 from packhorse.pickling import PickleCodec
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 MakeApp = Callable[..., Packhorse]
 
 

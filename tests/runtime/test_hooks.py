@@ -4,7 +4,7 @@ import pytest
 
 from packhorse import ConfigError, Embedded, Occasion, Packhorse
 
-SOON = 20.0
+SOON = 60.0
 
 
 def test_hooks_are_called_in_each_process_in_order(app: Packhorse):

@@ -19,7 +19,7 @@ from packhorse.runtime.worker import Worker
 from packhorse.stores.contract import Exchanged
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 
 
 def test_a_result_that_fights_back_costs_the_result_alone(app: Packhorse):

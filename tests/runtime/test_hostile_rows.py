@@ -30,7 +30,7 @@ from packhorse.stores.sqlite_connections import raise_translated
 from packhorse.stores.sqlite_exchange import UNION_TERMS
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 SECRET = "4111-1111-1111-1111"
 
 

@@ -23,7 +23,7 @@ from packhorse.clock import ManualClock
 from packhorse.errors import ConfigError
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 MakeApp = Callable[..., Packhorse]
 
 

@@ -15,7 +15,7 @@ from packhorse.runtime.orphans import Death, Judge
 from packhorse.stores.contract import ProcessInfo
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 
 
 class Pulse:
@@ -102,6 +102,7 @@ def test_it_begins_again_after_an_error_and_not_after_its_end(app: Packhorse):
         assert done.wait(SOON)
         [job] = pulse.running()
         assert job.attempts == 3
+        wait_until(lambda: calls, "the other one has run")
     assert calls == [1]
 
 

@@ -30,7 +30,7 @@ from packhorse import (
 )
 from packhorse.stores.contract import Selection
 
-SOON = 20.0
+SOON = 60.0
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 KINDS = pytest.mark.parametrize("coroutine", [False, True], ids=["thread", "coroutine"])

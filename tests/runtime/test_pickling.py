@@ -34,7 +34,7 @@ from packhorse.runtime.process import Process
 from packhorse.runtime.worker import Worker
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 SOURCE = Path(__file__).parents[2] / "src" / "packhorse"
 KEY = "a-key-of-some-length-0f9e8d7c6b5a4938"
 KINDS = pytest.mark.parametrize("coroutine", [False, True], ids=["thread", "coroutine"])

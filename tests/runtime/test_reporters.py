@@ -35,7 +35,7 @@ from packhorse import (
 from packhorse.reporters import named_reporters, sentry
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 KINDS = pytest.mark.parametrize("coroutine", [False, True], ids=["thread", "coroutine"])
 
 

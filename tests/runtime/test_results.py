@@ -26,7 +26,7 @@ from packhorse.ids import new_id
 from packhorse.job import NewJob
 from packhorse.runtime.embedded import Embedded
 
-SOON = 20.0
+SOON = 60.0
 
 
 def test_a_result_comes_back(app: Packhorse):

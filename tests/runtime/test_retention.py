@@ -29,7 +29,7 @@ from packhorse.ids import new_id, to_text
 from packhorse.job import NewJob
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 DAY = 86_400.0
 CENTURY = 36_500 * DAY
 MakeApp = Callable[..., Packhorse]

@@ -26,7 +26,7 @@ from packhorse.runtime import worker as worker_module
 from packhorse.stores.contract import Act, Change, Order, OrderKind, Selection
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 DEAF: dict[str, Any] = {"heartbeat": 60.0, "lease": 300.0, "polling_interval": 60.0}  # who waits for these is too late
 Start = Callable[[], JobHandle[Any]]
 
@@ -122,19 +122,21 @@ def test_a_running_job_is_restarted(app: Packhorse, task: str):
 
 def test_a_restarted_job_goes_on_from_its_checkpoint(app: Packhorse):
     begun: list[int] = []
+    kept = threading.Event()
 
     @app.task(takes_context=True)
     def count(context: Context) -> int:
         begun.append(context.cursor(0))
         for number in range(begun[-1], 1_000_000):
             context.checkpoint(number + 1)
+            kept.set()
             if len(begun) == 2:
                 return number
         return 0
 
     with Embedded(app):
         job = count.enqueue()
-        wait_until(lambda: begun)
+        assert kept.wait(SOON)
         job.restart()
         assert job.result(SOON) == begun[1]
     assert begun[0] == 0 < begun[1]

@@ -40,7 +40,7 @@ from packhorse.stores.contract import Act, Change, Entry, ProcessInfo, Selection
 from packhorse.testing import NotPerformed, inline, recorded
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 AGAIN: Any = {"retries": 5, "backoff": Fixed(0)}
 
 

@@ -16,7 +16,7 @@ from packhorse.runtime.embedded import Embedded
 from packhorse.stores.contract import Exchanged, Selection
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 POISON = "poison"
 
 

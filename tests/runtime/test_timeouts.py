@@ -16,7 +16,7 @@ from packhorse.runtime.deadlines import Deadlines
 from packhorse.runtime.seats import Seat, Why
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 
 
 def busy() -> None:
@@ -27,18 +27,18 @@ def busy() -> None:
 def test_a_thread_and_a_coroutine_past_their_timeout(app: Packhorse):
     """The failure says where they were."""
 
-    @app.task(timeout=0.05)
+    @app.task(timeout=0.5)
     def late() -> None:
         busy()
 
-    @app.task(timeout=timedelta(milliseconds=50))
+    @app.task(timeout=timedelta(milliseconds=500))
     async def alate() -> None:
         await asyncio.sleep(SOON)
 
     with Embedded(app):
         for task, where in ((late, "in busy"), (alate, "in alate")):
             job = task.enqueue()
-            with pytest.raises(JobFailed, match=r"longer than its timeout of 0\.05 s"):
+            with pytest.raises(JobFailed, match=r"longer than its timeout of 0\.5 s"):
                 job.result(SOON)
             failure = job.look().failure
             assert failure is not None
@@ -48,7 +48,7 @@ def test_a_thread_and_a_coroutine_past_their_timeout(app: Packhorse):
 
 
 def test_a_task_may_end_in_its_own_way(app: Packhorse):
-    @app.task(timeout=0.05)
+    @app.task(timeout=0.5)
     def late() -> str:
         try:
             busy()

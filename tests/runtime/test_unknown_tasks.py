@@ -30,7 +30,7 @@ from packhorse.ids import new_id
 from packhorse.job import NewJob
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 NEVER = 10.0**6  # seconds; a lease that outlasts every step of a clock
 MakeApp = Callable[..., Packhorse]
 

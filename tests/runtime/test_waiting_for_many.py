@@ -29,7 +29,7 @@ from packhorse.runtime.embedded import Embedded
 from packhorse.waiting import CHUNK, TURN, aas_completed, agather, as_completed, await_jobs, gather, wait_jobs
 from tests.waiting import wait_until
 
-SOON = 20.0
+SOON = 60.0
 
 
 # Both halves of each pair of twins, called alike.
