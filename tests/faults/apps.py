@@ -23,7 +23,12 @@ from typing import Any
 from packhorse import Context, Packhorse, failpoints, limit, unique
 from packhorse.clock import to_microseconds
 
-HOLD_AT_MOST = 60.0
+HOLD_AT_MOST = 240.0
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Without the last one, as long as it is being written: a reader may see the pages of one write come one by one."""
+    return path.read_bytes().rpartition(b"\n")[0].decode().splitlines()
 
 
 class Ledger:
@@ -40,7 +45,7 @@ class Ledger:
             os.close(fd)
 
     def starts(self, key: str) -> int:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        lines = whole_lines(self.path) if self.path.exists() else []
         return sum(line.split()[0] == key and line.split()[2] == "start" for line in lines)
 
     def permit(self, key: str) -> Path:
@@ -93,11 +98,16 @@ def _quick(app: Packhorse, ledger: Ledger) -> None:
         time.sleep(seconds)
         ledger.write(key, "finish")
 
+    @app.task(name="block_and_hold")
+    async def block_and_hold(key: str) -> None:
+        """Blocks the loop until the test lets it go."""
+        ledger.hold(key)
+
     @app.task(name="grip")
     def grip(key: str) -> None:
         """Holds the interpreter lock for seconds, so that nobody else in this process runs."""
         ledger.write(key, "start")
-        sum(range(3 * 10**8))
+        sum(range(4 * 10**8))
         ledger.write(key, "finish")
 
     @app.task(name="fork")
@@ -291,7 +301,7 @@ def _late(app: Packhorse, ledger: Ledger) -> None:
             ledger.write(key, "start")
             await asyncio.sleep(HOLD_AT_MOST)
 
-        @app.task(name=f"{prefix}late_once", timeout=0.5, isolate=isolate, retries=1, backoff=0.01)
+        @app.task(name=f"{prefix}late_once", timeout=2.0, isolate=isolate, retries=1, backoff=0.01)
         def late_once(key: str) -> None:
             ledger.write(key, "start")
             if ledger.starts(key) == 1:

@@ -20,7 +20,7 @@ BEGINNING = 1_000
 app = Packhorse(
     "bank",
     heartbeat=0.25,
-    lease=2.0,
+    lease=5.0,
     polling_interval=0.2,
     keys=["a key that only these tests ever sign with"],
 )

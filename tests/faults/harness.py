@@ -26,14 +26,15 @@ from chaos.places import lock_holders
 from packhorse import Packhorse
 from packhorse.ids import from_text
 from packhorse.job import Job, JobState
-from tests.faults.apps import Ledger, make_app
+from tests.faults.apps import Ledger, make_app, whole_lines
 from tests.servers.postgres import Server
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BODY_AT = 40  # behind the head of an envelope
 STATES = list(JobState)  # stored by number, from 1
-SHORT = {"heartbeat": 0.25, "lease": 1.0, "polling_interval": 0.2, "shutdown_timeout": 10.0}
+# A lease that lasts through every pause of a busy machine; `Place.end_leases` does not wait for its end.
+SHORT = {"heartbeat": 0.25, "lease": 10.0, "polling_interval": 0.2, "shutdown_timeout": 10.0}
 QUICK = {"packhorse.runtime.dispatcher.ADOPT_EVERY": 0.2}
 
 
@@ -120,6 +121,13 @@ class Place:
         self.app.close()
         return [handle.id for handle in handles]
 
+    def end_leases(self, pid: int | None = None) -> None:
+        """Of those who stand still or are dead: as if they had been silent for long; or of one of them."""
+        if pid is None:
+            self.sql("update process set lease_until = 0")
+        else:
+            self.sql("update process set lease_until = 0 where pid = ?", pid)
+
     def let_go(self, key: str) -> None:
         """End a `hold`."""
         (self.folder / f"go-{key}").touch()
@@ -149,7 +157,7 @@ class Place:
     def lines(self, key: str | None = None, what: str | None = None) -> list[Line]:
         if not self.ledger.path.exists():
             return []
-        split = (text.split() for text in self.ledger.path.read_text().splitlines())
+        split = (text.split() for text in whole_lines(self.ledger.path))
         lines = [Line(its_key, int(pid), its_what, int(at)) for its_key, pid, its_what, at in split]
         return [line for line in lines if key in (None, line.key) and what in (None, line.what)]
 
@@ -305,6 +313,24 @@ def stands_still(pid: int) -> bool:
         return False
 
 
+def _has_ended(handle: int) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _command(pid: int, handle: int) -> bytes:
+    """How it was started. For a moment after that, a process has no words, as it has none when it has ended."""
+
+    def words() -> bytes:
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return b""
+
+    return wait_until(lambda: words() or (b"gone" if _has_ended(handle) else b""), f"{pid} has a command line")
+
+
 class Client:
     """A script of client.py in a process of its own. What it printed is what it had been told."""
 
@@ -392,7 +418,7 @@ class Workers:
 
     def pids(self, role: str) -> list[int]:
         """The children of that role, in the order they were started."""
-        lines = [line for line in self.log.splitlines() if f"started {role} with pid " in line]
+        lines = [line for line in whole_lines(self._log) if f"started {role} with pid " in line]
         found = [int(line.rpartition(" ")[2]) for line in lines]
         for pid in found:
             self._hold(pid)
@@ -409,18 +435,15 @@ class Workers:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             return
-        try:
-            ours = b"packhorse.runtime.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            ours = False
-        if ours:
+        if b"packhorse.runtime.child" in _command(pid, handle):
             self._handles[pid] = handle
         else:
             os.close(handle)
 
     def kill_child(self, pid: int) -> None:
         self._hold(pid)
-        signal.pidfd_send_signal(self._handles[pid], signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was quicker
+            signal.pidfd_send_signal(self._handles[pid], signal.SIGKILL)
 
     def stop_child(self, pid: int) -> None:
         self._hold(pid)
@@ -435,11 +458,11 @@ class Workers:
 
     def is_frozen(self, pid: int) -> bool:
         self._hold(pid)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+        return stands_still(pid)
 
     def child_ended(self, pid: int) -> bool:
         handle = self._handles.get(pid)
-        return handle is None or bool(select.select([handle], [], [], 0)[0])
+        return handle is None or _has_ended(handle)
 
     def wait_children_gone(self, within: float = 60.0) -> None:
         pids = [pid for role in ("worker", "dispatcher", "scheduler") for pid in self.pids(role)]
@@ -451,13 +474,15 @@ class Workers:
             wait_until(lambda: self.process.poll() is not None, "the armed supervisor died", within)
             assert self.process.returncode == -signal.SIGKILL, self.log
             return
-        wait_until(lambda: self._marker.exists() and self._marker.read_text(), f"a {armed} is armed", within)
-        self.wait_log(f"{armed} with pid {self._marker.read_text()} was killed by SIGKILL", within)
+        self.wait_log(f"{armed} with pid {self.armed_pid(within)} was killed by SIGKILL", within)
+
+    def armed_pid(self, within: float = 60.0) -> int:
+        """Of the child that was armed."""
+        return int(wait_until(lambda: self._marker.exists() and self._marker.read_text(), "one is armed", within))
 
     def wait_armed_stopped(self, within: float = 60.0) -> int:
         """The process that was armed stands still; its pid."""
-        wait_until(lambda: self._marker.exists() and self._marker.read_text(), "one is armed", within)
-        pid = int(self._marker.read_text())
+        pid = self.armed_pid(within)
         self._hold(pid)
         wait_until(lambda: stands_still(pid), f"{pid} stands still", within)
         return pid

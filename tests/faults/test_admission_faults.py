@@ -112,6 +112,7 @@ def left_inside(place: Place) -> list[str]:
 def test_a_limit_holds_though_a_holder_stands_still_for_a_while(place: Place, point: str):
     """Its supervisor beats for it, so that nobody takes its jobs; it goes on as if nothing had been."""
     place.constants["packhorse.runtime.supervisor.FROZEN"] = 300.0
+    place.settings["lease"] = 2.0
     ids = visits(place)
     workers = place.workers("--concurrency", "4", failpoints=f"{point}=stop@3", armed="worker")
     pid = workers.wait_armed_stopped()
@@ -141,6 +142,7 @@ def test_a_limit_holds_though_its_holders_freeze_and_come_back_late(place: Place
     wait_until(lambda: most_inside(place), "somebody is inside")
     monkeypatch.setattr("packhorse.stores.sqlite_connections.DEADLINE", 0.3)
     behind = freeze_outside_a_write(place, frozen)
+    place.end_leases()
     others = place.workers("--concurrency", "6")
     place.let_go("behind")
     place.wait_started("held", times=2)
@@ -244,6 +246,7 @@ def test_a_unique_job_may_be_enqueued_anew_when_its_owner_is_lost_for_good(place
         workers.kill()
         workers.kill_child(pid)
         assert place.enqueue("hold_alone_strictly", "second") == first
+        place.end_leases()
         workers = place.workers()
     place.wait_state(first, "failed")
     second = place.enqueue("hold_alone_strictly", "second")

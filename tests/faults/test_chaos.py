@@ -32,7 +32,7 @@ SHORT = Plan(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_while_workers_are_killed_frozen_and_restarted(tmp_path: Path):
     """Whether all came back in time is for long runs on a quiet machine to say."""
     with Arena(SHORT, folder=tmp_path) as arena:
@@ -61,7 +61,7 @@ SERVER = replace(
 @pytest.mark.slow
 @pytest.mark.servers
 @pytest.mark.thorough
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_while_a_server_is_killed_and_lines_are_cut(tmp_path: Path):
     """What ran again, and how soon, is for long runs on a quiet machine to say."""
     with Arena(SERVER, folder=tmp_path) as arena:

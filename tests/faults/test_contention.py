@@ -33,13 +33,14 @@ def test_eight_writers_at_once_never_meet_a_lock(place: Place):
     assert len(finished) == 2 * 150
     assert not any("locked" in writer.errors for writer in writers)
     waits = [float(words[2]) for words in said if len(words) > 2]
-    assert statistics.quantiles(waits, n=100)[-1] < 1.0
+    assert statistics.quantiles(waits, n=100)[-1] < 5.0, "somebody is always passed over"
     assert place.sql("pragma integrity_check") == [("ok",)]
 
 
 @pytest.mark.slow
 def test_an_outsider_that_locks_for_longer_than_a_lease_stops_nobody_for_good(place: Place):
     place.constants[DEADLINE] = 0.3
+    place.settings["lease"] = 2.0
     held = place.enqueue("hold", "held")
     workers = place.workers("--concurrency", "4")
     place.wait_started("held")
@@ -104,6 +105,7 @@ def is_stopped(client: Client) -> bool:
 def test_a_long_reader_lets_the_wal_grow_but_not_for_good(place: Place):
     place.constants["packhorse.runtime.dispatcher.PRUNE_EVERY"] = 0.2
     place.constants["packhorse.stores.sqlite.WAL_WARNING"] = 70 << 20
+    place.constants["packhorse.stores.sqlite.WAL_WARNING_EVERY"] = 600.0
     ids = [place.enqueue("note", "first")]
     workers = place.workers("--concurrency", "4")
     place.wait_all_finished()
@@ -124,7 +126,7 @@ def test_a_long_reader_lets_the_wal_grow_but_not_for_good(place: Place):
     ids += [place.enqueue("note", f"last-{n}") for n in range(5)]
     place.wait_all_finished()
     assert place.wal.stat().st_size <= 64 << 20
-    assert workers.log.count("write-ahead log") == 1  # said once a minute, not once a turn
+    assert workers.log.count("write-ahead log") == 1  # said now and then, not once a turn
     assert workers.stop() == 0
     place.check(ids)
 
@@ -134,10 +136,10 @@ def test_commits_and_checkpoints_of_many_processes_damage_nothing(place: Place):
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         place.store_folder = Path(folder)  # in memory there is time for many more of them; no power is lost here
         place.enqueue("note", "first")
-        clients = [place.client("stress", f"stress-{n}", "8") for n in range(5)]
+        clients = [place.client("stress", f"stress-{n}", "1000") for n in range(5)]
         said = [client.succeeded() for client in clients]
         enqueued = {from_text(line.split()[1]) for lines in said for line in lines if line.startswith("enqueued")}
-        assert len(enqueued) > 2_000
+        assert len(enqueued) == 5_000
         assert enqueued < set(place.rows())
         assert place.sql("pragma integrity_check") == [("ok",)]
         place.app.close()

@@ -107,6 +107,7 @@ def die_as_role(place: Place, point: str, run: Run, *more: str) -> None:
         pytest.fail(f"The {run.victim} did not die at hit {run.hit} of {point!r}: {error}\n{doomed.log}")
     if run.hit > 1:
         doomed.kill()  # the first hit is mended by the living supervisor, later ones by the next start
+        place.end_leases(doomed.process.pid if run.victim == "supervisor" else doomed.armed_pid())
     if run.stopping:
         acknowledged += place.enqueue_many("note", *[(f"afterwards-{n}",) for n in range(3)])
     last = doomed
@@ -187,6 +188,7 @@ def die_as_client(place: Place, point: str, run: Run) -> None:
         pytest.fail(f"The script {run.victim!r} did not die at hit {run.hit} of {point!r}: {client.errors or said}")
     place.check_sound()
     excused = AFTER[run.victim](place, said)
+    place.end_leases()
     workers = place.workers("--concurrency", "2")
     place.wait_all_finished()
     assert workers.stop() == 0

@@ -54,7 +54,7 @@ def enqueue_until_full(place: Place) -> tuple[list[str], str]:
 
 def test_outcomes_wait_until_there_is_space_again(small_disk: Path, tmp_path: Path):
     place = Place(tmp_path, store_folder=small_disk)
-    place.settings["lease"] = 20.0  # the store is away for less than a lease
+    place.settings["lease"] = 300.0  # the store is away for less than a lease
     try:
         held = place.enqueue("hold", "held")
         busy = place.enqueue("hold", "busy")
@@ -85,6 +85,7 @@ def test_outcomes_wait_until_there_is_space_again(small_disk: Path, tmp_path: Pa
 
 def test_a_full_disk_for_longer_than_a_lease_loses_nothing(small_disk: Path, tmp_path: Path):
     place = Place(tmp_path, store_folder=small_disk)
+    place.settings["lease"] = 2.0
     try:
         held = place.enqueue("hold", "held")
         workers = place.workers("--concurrency", "2")
@@ -124,7 +125,7 @@ def test_a_disk_that_is_full_from_the_start_is_named(small_disk: Path, tmp_path:
 def test_what_was_done_is_written_down_on_a_full_disk(small_disk: Path, tmp_path: Path):
     """The dispatcher keeps some ballast beside the database, and it is let go for outcomes alone."""
     place = Place(tmp_path, store_folder=small_disk)
-    place.settings["lease"] = 20.0
+    place.settings["lease"] = 300.0
     ballast = Path(f"{place.database}-ballast")
     try:
         held, busy = place.enqueue("hold", "held"), place.enqueue("hold", "busy")

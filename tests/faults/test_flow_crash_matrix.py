@@ -58,6 +58,7 @@ def die_and_go_on(
     last = doomed
     if death.all_die:
         doomed.kill()
+        place.end_leases(doomed.armed_pid())
         last = place.workers("--concurrency", "1")
         last.wait_pid("scheduler")  # all are there, so that all can be stopped
     place.wait_all_finished()

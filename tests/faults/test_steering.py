@@ -205,7 +205,7 @@ def test_a_local_task_that_failed_is_started_again_in_its_process(place: Place):
 
 def test_local_tasks_of_workers_that_are_all_gone_are_ended_by_the_next(place: Place):
     place.local = "loop"
-    place.settings |= {"lease": 5.0}
+    place.settings |= {"lease": 60.0}
     workers = place.workers()
     wait_until(lambda: len(starts(place)) == 1, "it began")
     child = workers.wait_pid("worker")
@@ -213,6 +213,7 @@ def test_local_tasks_of_workers_that_are_all_gone_are_ended_by_the_next(place: P
     workers.kill_child(child)
     workers.wait_children_gone()
     [old] = pulses(place)
+    place.end_leases()
     place.local = ""
     workers = place.workers()
     assert place.wait_state(old.id, "cancelled").reason == "its worker is gone"
@@ -228,9 +229,9 @@ def test_a_local_task_begins_anew_after_an_outage(place: Place):
     workers = place.workers()
     wait_until(lambda: len(starts(place)) == 1, "it began")
     with place.locked():
-        wait_until(lambda: "its lease is about to end" in workers.log, "it noticed", 20)
-        wait_until(lambda: time.time() - starts(place)[0].at / 1e6 > 4.0, "the lease is over", 20)
-    wait_until(lambda: len(starts(place)) >= 2, "it began again", 20)
+        wait_until(lambda: "its lease is about to end" in workers.log, "it noticed")
+        wait_until(lambda: time.time() - starts(place)[0].at / 1e6 > 4.0, "the lease is over")
+    wait_until(lambda: len(starts(place)) >= 2, "it began again")
     wait_until(lambda: [job.id for job in running(place)] == [starts(place)[-1].key[6:]], "the new one is shown, alone")
     assert workers.stop() == 0
     assert {job.state for job in pulses(place)} <= {"succeeded", "cancelled"}
