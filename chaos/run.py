@@ -21,7 +21,7 @@ from chaos.fleet import Crew, Producers, TookTooLong, descendants, environment, 
 from chaos.history import SECOND, Ack, Bounds, History, Line, Row, Span
 from chaos.keeping import keep
 from chaos.ledger import Ledger
-from chaos.nemesis import Nemesis, Times
+from chaos.nemesis import PATIENCE, Nemesis, Times
 from chaos.places import open_place
 from chaos.soak import Sampler, figures
 from packhorse import JobState
@@ -30,7 +30,7 @@ from packhorse.moments import every
 from packhorse.stores.contract import Selection
 
 PAGE = 1_000
-START = 30.0  # seconds within which workers must be there
+START = 60.0  # seconds within which workers must be there
 Say = Callable[[str], None]
 
 
@@ -232,9 +232,9 @@ class Arena:
         self._wait(lambda: self._unfinished() == 0, "every job has finished")
         for crew in self.crews:
             try:
-                if (status := crew.stop(signal.SIGTERM, 2 * self.plan.shutdown_timeout + 10)) != 0:
+                if (status := crew.stop(signal.SIGTERM, 2 * self.plan.shutdown_timeout + PATIENCE)) != 0:
                     self.leftovers.append(f"{crew.name} stopped with status {status}")
-                crew.wait_children_gone(5)
+                crew.wait_children_gone(PATIENCE)
             except TookTooLong as error:
                 self.leftovers.append(str(error))
         return lasts

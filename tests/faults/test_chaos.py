@@ -18,8 +18,9 @@ from chaos.soak import HOUR, Sample, figures, slope
 from packhorse import EnqueueError
 
 SHORT = Plan(
-    seconds=15.0,
+    seconds=10.0,
     at_least=6,
+    lease=5.0,
     seed=5,
     per_second=120.0,
     settle=90.0,
@@ -39,7 +40,7 @@ def test_nothing_is_lost_while_workers_are_killed_frozen_and_restarted(tmp_path:
         done = arena.run()
     verdict = check(done.history)
     assert [it for it in verdict.violations if it.broken is not Broken.LATE] == []
-    assert verdict.counts["acknowledged"] >= 1_000
+    assert verdict.counts["acknowledged"] >= 500
     assert verdict.counts["repeated because of a fault"] > 0
     assert verdict.counts["lost"] == verdict.counts["unfinished"] == 0
     assert min(verdict.counts[it] for it in ("moments", "followers", "steps kept", "succeeded")) > 0
