@@ -34,7 +34,7 @@ def test_a_call_that_failed_is_no_job_and_its_number_comes_again():
         if len(seen) == 2:
             raise OSError("locked")
 
-    produced = asyncio.run(at_full_speed(enqueue, 1, 0.01))
+    produced = asyncio.run(at_full_speed(enqueue, 1, 0.3))
     assert seen[:3] == [1, 2, 2]
     assert produced["errors"] == ["OSError: locked"]
     assert produced["jobs"] == len(seen) - 1

@@ -426,7 +426,7 @@ def test_hosts_whose_clocks_are_apart_agree_on_leases(postgres: Server):
         own = clock.local
         clock.local = lambda: own() + 3_600 * SECOND
         try:
-            worker = Worker(here, "here", lease=2 * SECOND)
+            worker = Worker(here, "here", lease=4 * SECOND)
             insert(here, "job")
             [claim] = worker.claim()
             other = Worker(there, "there")

@@ -266,7 +266,7 @@ def test_nobody_waits_for_another_as_long_as_a_lease_lasts(store: PostgresStore)
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_connections, "ANSWER", 0.3)
+    monkeypatch.setattr(postgres_connections, "ANSWER", 1.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -333,12 +333,13 @@ def test_a_watch_that_hears_nothing_looks_more_often(
     postgres: Server, store: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """It calls itself first. Here the call goes to another database, where nobody hears it."""
-    monkeypatch.setattr(postgres_watch, "CALL_WITHIN", 0.2)
+    monkeypatch.setattr(postgres_watch, "CALL_WITHIN", 60.0)
     elsewhere = PostgresStore(postgres.url("template1", schema="packhorse"))
     watch = store.watch(EVERYTHING)
     assert caplog.messages == []
     watch.close()
     with monkeypatch.context() as patch:
+        patch.setattr(postgres_watch, "CALL_WITHIN", 0.2)
         patch.setattr(store._connections, "take", elsewhere._connections.take)
         patch.setattr(store._connections, "give_back", elsewhere._connections.give_back)
         watch = store.watch(EVERYTHING)

@@ -105,6 +105,7 @@ def test_orders_arrive_without_waiting_for_a_beat(place: Place, task: str):
 @pytest.mark.parametrize("dies", ["worker", "all"])
 def test_an_order_holds_though_its_owner_dies(place: Place, act: str, dies: str):
     """Before it could hear of it."""
+    place.constants["packhorse.runtime.supervisor.FROZEN"] = 300.0
     place.settings |= {"ending_timeout": 60.0}
     id = place.enqueue("hold", "held")
     workers = place.workers()
@@ -132,6 +133,7 @@ def test_an_order_holds_though_its_owner_dies(place: Place, act: str, dies: str)
 
 def test_a_restart_beats_the_bound_on_losses(place: Place):
     """Where a lost worker would have failed the job, it goes back all the same."""
+    place.constants["packhorse.runtime.supervisor.FROZEN"] = 300.0
     id = place.enqueue("hold_alone_strictly", "held")
     workers = place.workers()
     pid = place.wait_started("held").pid

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from packhorse import ConfigError, Embedded, FailureKind, JobFailed, JobNotFound, JobState, Packhorse, Snooze
+from packhorse.ids import to_text
 from packhorse.job import Claim, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import parse_queues
@@ -163,7 +164,7 @@ def test_a_cancel_wins_over_a_retry(app: Packhorse):
 
 def test_a_job_that_outlasts_the_stop_ends_once(make_app: Callable[..., Packhorse]):
     """It keeps its lease as long as the program lives."""
-    app = make_app(shutdown_timeout=0.05, lease=0.4, heartbeat=0.1)
+    app = make_app(shutdown_timeout=0.05, heartbeat=0.1)
     begun, go_on = threading.Event(), threading.Event()
 
     @app.task
@@ -176,12 +177,26 @@ def test_a_job_that_outlasts_the_stop_ends_once(make_app: Callable[..., Packhors
         job = long.enqueue()
         assert begun.wait(SOON)
     assert job.state is JobState.RUNNING
+    owner = first._processes[0].id
+    left = [lease_left(app, owner)]
+    wait_until(lambda: renewed(left, lease_left(app, owner)), "it beats on")
     with Embedded(app):  # whose dispatcher would adopt an orphan
         go_on.set()
         assert job.result(SOON) == "done"
     for thread in first._threads:
         thread.join(SOON)
     assert (job.look().attempts, job.look().losses) == (1, 0)
+
+
+def renewed(left: list[float], now: float) -> bool:
+    """Less and less is left of a lease, until it is renewed."""
+    left.append(now)
+    return left[-1] > left[-2]
+
+
+def lease_left(app: Packhorse, process: bytes) -> float:
+    [view] = [view for view in app.inspection.processes() if view.id == to_text(process)]
+    return view.lease_left
 
 
 def test_operators_acts_are_checked(app: Packhorse):
