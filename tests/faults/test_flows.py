@@ -22,6 +22,7 @@ from tests.waiting import wait_until
 
 LEASE = 30 * SECOND
 AT_ONCE = 100
+EACH = 120  # jobs that are kept, and as many that are not, with three callbacks each
 CHAINS, CHORDS = 700, 300  # of a thousand: of 5 jobs, and of 10 and one
 
 
@@ -153,10 +154,10 @@ def test_flows_outlive_killed_workers(place: Place):
         return nap.call(key, luck.uniform(0, 0.04))
 
     handles, chains, chords = [], [], []
-    for n in range(200):
+    for n in range(100):
         chains.append([f"chain-{n}-{step}" for step in range(5)])
         handles.append(chain(*map(call, chains[-1])).enqueue())
-    for n in range(120):
+    for n in range(60):
         chords.append(([f"side-{n}-{side}" for side in range(10)], f"end-{n}"))
         flow = Flow()
         flow.add(call(chords[-1][1]), after=flow.group(map(call, chords[-1][0])))
@@ -205,7 +206,7 @@ def test_callbacks_outlive_killed_workers(place: Place):
     calls = [
         tasks[name].using(**callbacks).call(f"{name}-{n}", luck.uniform(0, 0.04))
         for name in ("nap", "nap_and_go")
-        for n in range(250)
+        for n in range(EACH)
     ]
     told = {handle.id for handle in place.app.enqueue_many(calls)}
     place.app.close()
@@ -229,7 +230,7 @@ def test_callbacks_outlive_killed_workers(place: Place):
     assert workers.stop() == 0
     assert len(killed) >= 3
     states = dict(place.sql("select state, count(*) from job group by state"))
-    assert states == {5: 250 + 2 * len(calls), 7: len(calls)}, "kept jobs and callbacks; those for failures"
+    assert states == {5: EACH + 2 * len(calls), 7: len(calls)}, "kept jobs and callbacks; those for failures"
     rows = [row for row in place.rows().values() if row.key in told]
     assert Counter(row.key for row in rows if row.state == "succeeded") == dict.fromkeys(told, 2)
     assert {line.key for line in place.lines(what="start")} >= told

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from packhorse.ids import from_text
+from tests.contract.stores import quick_folder
 from tests.faults.crash_images import crashes, read_trace, strace
 from tests.faults.harness import Place
 
@@ -62,9 +63,14 @@ def traced(place: Place, jobs: int) -> Iterator[tuple[list[str], dict[str, bytes
     return crashes(steps, random.Random(1))
 
 
-def test_no_acknowledged_job_is_lost_with_the_power(place: Place):
-    images = place.folder / "image"
-    images.mkdir()
+@pytest.fixture
+def images() -> Iterator[Path]:
+    """Where images of the disk are looked at; nothing of theirs has to reach one."""
+    with quick_folder() as folder:
+        yield folder
+
+
+def test_no_acknowledged_job_is_lost_with_the_power(place: Place, images: Path):
     tried = 0
     for said, files in traced(place, 40):
         assert damage(said, files, images) == "", (len(said), sorted(files))
@@ -72,16 +78,14 @@ def test_no_acknowledged_job_is_lost_with_the_power(place: Place):
     assert tried > 1_000
 
 
-def test_the_images_do_show_a_loss_where_commits_are_not_synced(place: Place):
+def test_the_images_do_show_a_loss_where_commits_are_not_synced(place: Place, images: Path):
     """The same with synchronous=normal, which promises less: the method must notice."""
     place.options = "?synchronous=normal"
-    images = place.folder / "image"
-    images.mkdir()
     assert any("lost" in damage(said, files, images) for said, files in traced(place, 20))
 
 
 @pytest.mark.parametrize("which", ["8..9", "11", "14+"])
-def test_a_job_whose_sync_failed_is_not_acknowledged(place: Place, which: str):
+def test_a_job_whose_sync_failed_is_not_acknowledged(place: Place, images: Path, which: str):
     place.constants[CHECKPOINT_PAGES] = 25
     trace = place.folder / "trace"
     inject = ["-e", f"inject=fdatasync:error=EIO:when={which}"]
@@ -98,7 +102,5 @@ def test_a_job_whose_sync_failed_is_not_acknowledged(place: Place, which: str):
         assert enqueued == set(rows)
     assert place.sql("pragma integrity_check") == [("ok",)]
 
-    images = place.folder / "image"
-    images.mkdir()
     for known, files in crashes(read_trace(trace, place.database), random.Random(1)):
         assert damage(known, files, images) == ""

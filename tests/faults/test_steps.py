@@ -16,7 +16,6 @@ from tests.faults.harness import Line, Place, Workers
 from tests.waiting import wait_until
 
 STEPS = 20
-SAGAS = 150
 
 
 @pytest.fixture
@@ -44,9 +43,9 @@ def test_the_window_is_as_small_as_it_says(place: Place, point: str, effects: in
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("jobs", "least"), [(100, 3), pytest.param(500, 10, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("jobs", "least"), [(50, 3), pytest.param(500, 10, marks=pytest.mark.thorough)])
 def test_random_kills_repeat_no_step_that_was_kept(quick: Place, jobs: int, least: int):
-    """2,000 or 10,000 steps, with worker processes killed all the while."""
+    """1,000 or 10,000 steps, with worker processes killed all the while."""
     place = quick
     ids = place.enqueue_many("stepwise", *[(f"job-{n:03}", STEPS) for n in range(jobs)])
     workers = place.workers("--concurrency", "4", "--processes", "2")
@@ -65,17 +64,18 @@ def test_random_kills_repeat_no_step_that_was_kept(quick: Place, jobs: int, leas
 
 
 @pytest.mark.timeout(600)
-def test_random_kills_miss_no_signal(quick: Place):
+@pytest.mark.parametrize("sagas", [60, pytest.param(150, marks=pytest.mark.thorough)])
+def test_random_kills_miss_no_signal(quick: Place, sagas: int):
     """Jobs that sleep and wait, signals sent before and after, and workers, dispatchers and senders killed."""
     place, chance = quick, random.Random(7)
-    keys = [f"saga-{n:03}" for n in range(SAGAS)]
+    keys = [f"saga-{n:03}" for n in range(sagas)]
     names = [f"go:{key}" for key in keys]
     chance.shuffle(names)
-    send(place, names[: SAGAS // 3], chance)  # before anybody waits
+    send(place, names[: sagas // 3], chance)  # before anybody waits
     ids = place.enqueue_many("saga", *[(key,) for key in keys])
     workers = place.workers("--concurrency", "4", "--processes", "2")
-    kills = send(place, names[SAGAS // 3 :], chance, workers)
-    kills += kill_until(place, workers, lambda: finished(place) == SAGAS, every=0.3)
+    kills = send(place, names[sagas // 3 :], chance, workers)
+    kills += kill_until(place, workers, lambda: finished(place) == sagas, every=0.3)
     while lost := [job.id for job in place.app.inspection.jobs(Selection(states=[JobState.FAILED]))]:
         place.app.control.retry(lost)
         place.app.close()
@@ -86,7 +86,7 @@ def test_random_kills_miss_no_signal(quick: Place):
     results = [place.app.job(id).result(0) for id in ids]
     assert results == [f"{key} go:{key}" for key in keys]
     assert place.sql("select count(*) from job where awaits is not null") == [(0,)]
-    assert kills >= 5
+    assert kills >= 3
 
 
 def send(place: Place, names: list[str], chance: random.Random, workers: Workers | None = None) -> int:
