@@ -156,6 +156,9 @@ def stand_ins(world: World) -> Iterator[None]:
     machine = SimpleNamespace(path=os.path, getpid=lambda: world.proc.pid, _exit=world.exit, cpu_count=lambda: 2)
 
     class SimulatedChild(Child):
+        def hear_out(self) -> None:
+            """What it says is heard at once."""
+
         def __post_init__(self) -> None:
             self.started_at = kernel.monotonic()
             self.process = cast(Any, world.start_child(self))
