@@ -78,7 +78,7 @@ def performed(app: Packhorse, task: str, *calls: tuple[Any, ...]) -> list[str]:
     """The ids of finished jobs."""
     handles: list[JobHandle[Any]] = app.enqueue_many(app.tasks[f"busy_shop.{task}"].call(*args) for args in calls)
     with Embedded(app):
-        assert not wait_jobs(handles, timeout=30)[1]
+        assert not wait_jobs(handles, timeout=60)[1]
     return [handle.id for handle in handles]
 
 
@@ -113,4 +113,4 @@ def at_a_terminal(folder: Path, *args: str, answer: str = "") -> tuple[int, str]
             break
         seen += part
     os.close(ours)
-    return process.wait(timeout=30), seen.decode()
+    return process.wait(timeout=60), seen.decode()

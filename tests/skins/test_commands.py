@@ -201,14 +201,14 @@ def test_a_worker_stops_when_it_is_asked_to(shop: Path, command: Callable[..., A
     app = shop_app()
     worker = command("worker", "corner_shop:app", "--processes", "1", "--queues", "mail,*", "--log-level", "WARNING")
     try:
-        assert app.tasks["corner_shop.mail"].enqueue("bob").result(timeout=30) == "hello bob"
+        assert app.tasks["corner_shop.mail"].enqueue("bob").result(timeout=60) == "hello bob"
         wait_until(lambda: len(app.inspection.processes()) == 4, "all four processes to enrol")
         status = command("status", "--json")
-        processes = json.loads(status.communicate(timeout=30)[0])["processes"]
+        processes = json.loads(status.communicate(timeout=60)[0])["processes"]
         assert sorted(process["role"] for process in processes) == ["dispatcher", "scheduler", "supervisor", "worker"]
         assert [process["queues"] for process in processes if process["role"] == "worker"] == ["mail,*"]
         worker.send_signal(signal.SIGTERM)
-        out, log = worker.communicate(timeout=30)
+        out, log = worker.communicate(timeout=60)
     finally:
         worker.kill()
     assert (worker.returncode, out, log) == (0, "", "")

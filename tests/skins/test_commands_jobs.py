@@ -350,7 +350,7 @@ def test_what_a_module_prints_does_not_get_into_the_output(shop: Path, command: 
     (shop / "noisy_shop.py").write_text(
         "from packhorse import Packhorse\nprint('hello')\napp = Packhorse('noisy')\napp.store.migrate()\n"
     )
-    out, log = command("jobs", "list", "noisy_shop", "--json").communicate(timeout=30)
+    out, log = command("jobs", "list", "noisy_shop", "--json").communicate(timeout=60)
     assert json.loads(out) == {"jobs": [], "after": None}
     assert log == "hello\n"
 
@@ -362,6 +362,6 @@ def test_status_is_watched_until_somebody_ends_it(shop: Path, app: Packhorse, co
     watching = command("status", "busy_shop", "--json", "--watch", "0.1")
     lines = [json.loads(watching.stdout.readline()) for _ in range(3)]
     watching.send_signal(signal.SIGINT)
-    _, log = watching.communicate(timeout=30)
+    _, log = watching.communicate(timeout=60)
     assert (watching.returncode, log) == (0, "")
     assert lines == [{"queues": [], "processes": []}] * 3

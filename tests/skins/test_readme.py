@@ -69,7 +69,7 @@ def test_the_internals_name_what_is_there():
 def test_the_demo_ends_as_it_should():
     """It checks itself, without a terminal as well."""
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py")], capture_output=True, text=True, timeout=100
+        [sys.executable, str(ROOT / "examples" / "demo.py")], capture_output=True, text=True, timeout=240
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Every job ended as it should." in ran.stdout
