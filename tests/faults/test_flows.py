@@ -164,6 +164,7 @@ def test_flows_outlive_killed_workers(place: Place):
         handles.append(flow.enqueue())
     ids = [job.id for handle in handles for job in handle.jobs()]
     place.app.close()
+    place.constants["packhorse.runtime.supervisor.RESTART_CAP"] = 0.0  # a child that dies often is started all the same
     workers = place.workers("--concurrency", "8", "--processes", "2")
     killed: set[int] = set()
     rest = len(ids)
@@ -178,7 +179,7 @@ def test_flows_outlive_killed_workers(place: Place):
 
     while rest:
         wait_until(partial(progressed, max(0, rest - luck.randint(20, 100))), "some more have finished", 60)
-        if (rest := unfinished()) and len(killed) < 8:  # a supervisor takes many deaths for a reason to slow down
+        if (rest := unfinished()) and len(killed) < 8:
             alive = [pid for pid in workers.pids("worker") if not workers.child_ended(pid)]
             for pid in luck.sample(alive, min(1, len(alive))):
                 workers.kill_child(pid)
@@ -210,6 +211,7 @@ def test_callbacks_outlive_killed_workers(place: Place):
     ]
     told = {handle.id for handle in place.app.enqueue_many(calls)}
     place.app.close()
+    place.constants["packhorse.runtime.supervisor.RESTART_CAP"] = 0.0  # a child that dies often is started all the same
     workers = place.workers("--concurrency", "8", "--processes", "2")
     killed: set[int] = set()
     unfinished = "select count(*) from job where state <= 4"

@@ -20,7 +20,7 @@ from packhorse.failpoints import failpoint
 from packhorse.job import NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
-from packhorse.stores import postgres_exchange, sql_exchange
+from packhorse.stores import postgres_direct, postgres_exchange, sql_exchange
 from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, ProcessInfo, Watch
 from packhorse.stores.migrate import steps
 from packhorse.stores.postgres_connections import (
@@ -32,6 +32,7 @@ from packhorse.stores.postgres_connections import (
     quoted,
     raise_translated,
 )
+from packhorse.stores.postgres_direct import Direct, Sent
 from packhorse.stores.postgres_health import examine
 from packhorse.stores.postgres_lent import WHERE, Borrower, LentSession
 from packhorse.stores.postgres_session import Lock, Missing, Session, lock_key
@@ -46,6 +47,8 @@ T = TypeVar("T")
 
 POLL = 1.0  # seconds after which who waits for a job looks anyway
 TRIES = 20  # of a stroke that got into another's way
+# Exchanges step by step, after one in one go that was refused: what was in its way is likely to be in the next one's.
+DETOUR, LONGEST_DETOUR = 4, 256
 BREAKS = 3  # of its line, after which a stroke is given up
 SCHEMA = "packhorse"
 # What the driver is told unless the URL says otherwise: a line that was cut without a word is noticed by the kernel.
@@ -77,6 +80,8 @@ class PostgresStore(SQLStore):
         self._migrated = False
         self._migrating = ThreadLock()
         self._called = Event()
+        self._guess: str | None = None  # the queue where the last jobs came from
+        self._detours, self._detour = 0, DETOUR
 
     # Hot.
 
@@ -113,7 +118,36 @@ class PostgresStore(SQLStore):
         bell = Bell.ENDED if any(outcome.state.finished for outcome in outcomes) else Bell.NOBODY
         if any(not outcome.state.finished for outcome in outcomes):
             bell |= Bell.READY
-        return self._stroke("exchange", stroke, bell)
+        it = postgres_direct.direct(process, nonce, outcomes, queues, limit, starting, started, self._guess)
+        exchanged = None
+        if self._detours > 0:
+            self._detours -= 1
+        elif it is not None:
+            exchanged = self._exchange_directly(it, bell)
+        if exchanged is None:
+            exchanged = self._stroke("exchange", stroke, bell)
+        if exchanged.claims:
+            self._guess = exchanged.claims[-1].queue
+        return exchanged
+
+    def _exchange_directly(self, it: Direct, bell: Bell) -> Exchanged | None:
+        """None where it takes more after all."""
+
+        def send(c: Session) -> Sent:
+            sent = postgres_direct.send(c, it, self.clock.now(), self.clock.ticks(), self.clock.boot())
+            failpoint("exchange.between")
+            return sent
+
+        try:
+            exchanged = postgres_direct.read(it, self._stroke("exchange", send, bell, repeatable=True))
+        except Refused as refused:
+            if refused.why == postgres_direct.KNOWN:
+                with self._cursor() as c:
+                    return postgres_direct.read_again(c, it, self.clock.now())
+            self._detours, self._detour = self._detour, min(2 * self._detour, LONGEST_DETOUR)
+            return None
+        self._detour = DETOUR
+        return exchanged
 
     def enroll(self, process: ProcessInfo, lease: int) -> None:
         self._connections.outlive(lease)
@@ -298,6 +332,8 @@ class PostgresStore(SQLStore):
             except BaseException as error:
                 # What the driver takes for prepared may not be: the server passed over all that came after the error.
                 connection.close()
+                if isinstance(error, psycopg.Error) and error.sqlstate in postgres_direct.REFUSALS:
+                    raise Refused(error.sqlstate) from None
                 if isinstance(error, psycopg.errors.LockNotAvailable) and self._connections.end_stopped():
                     continue
                 raise_translated(error)
@@ -398,6 +434,14 @@ class Rolled(Exception):
     def __init__(self, answer: Exchanged) -> None:
         super().__init__()
         self.answer = answer
+
+
+class Refused(Exception):
+    """A statement ended the stroke on purpose; nothing was written."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class Lost(Exception):

@@ -70,6 +70,10 @@ def columns(types: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Array]:
         raise psycopg.DataError(f"a value is not of its column's type ({wrong})") from wrong
 
 
+def ids_array(ids: Sequence[bytes]) -> ByteaArray:
+    return _byteas(ids) if ids else ByteaArray(pack(">iiI", 0, 0, BYTEA))
+
+
 def _header(type: int, number: int) -> bytes:
     return pack(">iiIii", 1, 1, type, number, 1)  # one dimension, perhaps with nulls, counted from 1
 

@@ -68,16 +68,16 @@ TOKEN = """
 """
 
 
-def _held(types: str, columns: str) -> str:
+def held(types: str, columns: str) -> str:
     return HELD.format(rows=f"{{rows:{types}}}", columns=columns)
 
 
 SUCCEED = f"""
     update job set {SUCCESS}
-    from ({_held("bigint bytea bigint bytea bigint bigint", "place, process, nonce, id, epoch, duration")}) as ended
+    from ({held("bigint bytea bigint bytea bigint bigint", "place, process, nonce, id, epoch, duration")}) as ended
     where {TOKEN} returning ended.place
 """
-_ENDED = _held(
+_ENDED = held(
     "bigint bytea bigint bytea bigint bigint bigint bigint bigint bigint bigint bytea bigint bigint",
     "place, process, nonce, id, epoch, state, spent, lost, order_key, run_at, duration, owner, strayed, prune_at",
 )
@@ -87,7 +87,7 @@ FINISH = f"""
 # An operator may ask just now; after this, only when the stroke has ended.
 LOCK = f"""
     select asked_kind, ended.process, ended.nonce, ended.id, ended.epoch, asked, asked_seal
-    from ({_held("bytea bigint bytea bigint", "process, nonce, id, epoch")}) as ended join job on {TOKEN}
+    from ({held("bytea bigint bytea bigint", "process, nonce, id, epoch")}) as ended join job on {TOKEN}
     order by job.id for update of job
 """
 # Whose row another has just now is about to exchange, which renews its lease too; or it was stopped in the middle of
@@ -132,26 +132,28 @@ CLAIMED_ROW = """
     job.losses, created_at, job.expires_at, job.strays
 """
 TAKE = f"""
-    with picked as materialized (
+    with {{before}} picked as materialized (
         {{picked}}
     ), numbered as (
-        select n, row_number() over (order by rank, order_key, id) as place from picked
+        select n, row_number() over (order by {{order}}) as place from picked
     ), job as (
         update job set
             state = 4, epoch = epoch + 1, process = ?, nonce = ?, claimed_at = ?,
             started_at = case when place <= ? then cast(? as bigint) end
-        from numbered where job.n = any(array[numbered.n]) returning job.*
+        from numbered where job.n = any(array[numbered.n]) returning job.*, place
     )
-    select {CLAIMED_ROW} from job left join payload on payload.id = any(array[job.id])
-    order by job.rank, job.order_key, job.id
+    select {CLAIMED_ROW} from job left join payload on payload.id = any(array[job.id]) order by place
 """
 TAKE_OF_ONE = TAKE.format(
+    before="",
     picked="""
         select n, rank, order_key, id from job where state = 3 and queue = ?
         order by rank, order_key, id limit ? for update skip locked
-    """
+    """,
+    order="rank, order_key, id",
 )
 TAKE_OF_MANY = TAKE.format(
+    before="",
     picked="""
         select ready.* from unnest(?::text[]) as name (queue), lateral (
             select n, rank, order_key, id from job
@@ -159,7 +161,8 @@ TAKE_OF_MANY = TAKE.format(
               and (rank, order_key, id) > (?, ?, ?) and (rank, order_key, id) <= (?, ?, ?)
             order by rank, order_key, id limit ? for update skip locked
         ) as ready
-    """
+    """,
+    order="rank, order_key, id",
 )
 NTH_OF_MANY = """
     select ready.* from unnest(?::text[]) as name (queue), lateral (

@@ -196,7 +196,8 @@ create table process (
     started_at  bigint not null,
     lease       bigint not null,
     lease_until bigint not null,                -- in ticks of the boot below, which no clock step touches
-    boot        text collate "C" not null
+    boot        text collate "C" not null,
+    exchanged   bigint                          -- the nonce of its last exchange that travelled in one go
 );
 
 create table pause (
@@ -276,6 +277,13 @@ create table tick (
 );
 
 create index tick_moment on tick (moment);
+
+-- Ends a stroke, for one that finds in its last statement that it should not have begun.
+create function refuse(why text) returns bigint language plpgsql as $$
+begin
+    raise exception 'refused' using errcode = why;
+end
+$$;
 
 -- Wake-ups: whoever writes counts here what may concern those who look for something to claim (ready), or those who wait
 -- for jobs to end (ended), and calls them only where one of them sleeps. How that misses nobody: docs/decisions/0014.
