@@ -100,7 +100,7 @@ class Connection:
             self.sqlite.execute("pragma journal_mode = wal")
             self.sqlite.execute(f"pragma synchronous = {synchronous}")
             self.sqlite.execute("pragma mmap_size = 0")
-            self.sqlite.execute("pragma cache_size = -1024")
+            self.sqlite.execute("pragma cache_size = -512")
             self.sqlite.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
             self.sqlite.execute("pragma journal_size_limit = 67108864")
             self.release()
