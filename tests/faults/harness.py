@@ -69,6 +69,7 @@ class Place:
     options: str = ""
     boot: str = ""
     local: str = ""
+    isolated: bool = False  # jobs of their own processes are there: workers keep some of those warm
 
     def __post_init__(self) -> None:
         self.folder.chmod(0o700)
@@ -103,6 +104,7 @@ class Place:
             "FAULTS_CONSTANTS": json.dumps(self.constants),
             "FAULTS_BOOT": self.boot,
             "FAULTS_LOCAL": self.local,
+            "FAULTS_ISOLATED": "yes" if self.isolated else "",
             "PYTHONUNBUFFERED": "1",
         }
         return kept | ours | more
@@ -111,11 +113,13 @@ class Place:
 
     def enqueue(self, task: str, *args: Any, **using: Any) -> str:
         """One job; the connection is closed again, so that this process is no witness that keeps the file alive."""
+        self.isolated |= self.app.tasks[task].performed.isolate
         handle = self.app.enqueue(self.app.tasks[task].using(**using).call(*args))
         self.app.close()
         return handle.id
 
     def enqueue_many(self, task: str, *calls: tuple[Any, ...], **using: Any) -> list[str]:
+        self.isolated |= self.app.tasks[task].performed.isolate
         prepared = self.app.tasks[task].using(**using)
         handles = self.app.enqueue_many([prepared.call(*args) for args in calls])
         self.app.close()
