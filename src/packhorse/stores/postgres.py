@@ -20,7 +20,7 @@ from packhorse.failpoints import failpoint
 from packhorse.job import NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
-from packhorse.stores import postgres_direct, postgres_exchange, sql_exchange
+from packhorse.stores import postgres_copy, postgres_direct, postgres_exchange, sql_exchange
 from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, ProcessInfo, Watch
 from packhorse.stores.migrate import steps
 from packhorse.stores.postgres_connections import (
@@ -94,6 +94,8 @@ class PostgresStore(SQLStore):
                 return postgres_exchange.insert_one(c, jobs[0], self.clock.now(), ring)
 
             return self._stroke("insert", write, repeatable=True, alone=True)
+        if len(jobs) >= postgres_copy.LEAST and (ids := self._copy(jobs)):
+            return ids
         return self._stroke("insert", lambda c: self._insert(c, jobs, self.clock.now()), Bell.READY, repeatable=True)
 
     def exchange(
@@ -408,6 +410,34 @@ class PostgresStore(SQLStore):
             if connection.closed or connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
                 return
             connection.execute("rollback")
+
+    def _copy(self, jobs: Sequence[NewJob]) -> list[bytes]:
+        """Nothing where they cannot go by COPY, or it failed: then they are there, or none of them is."""
+        ids = [job.id for job in jobs]
+        if len(set(ids)) < len(ids) or not all(map(postgres_exchange.is_plain, jobs)):
+            return []
+        self._ensure_schema()
+        connection = self._connections.take()
+        c = Session(connection, self.schema)
+        try:
+            with connection.pipeline():
+                self._connections.begin(c, connection)
+                numbers = postgres_copy.numbers(c, len(jobs))
+            postgres_copy.write(connection, jobs, numbers, self.clock.now())
+            failpoint("insert.before_commit")
+            with connection.pipeline():
+                c.plain(RING, ring_arguments(self.schema, Bell.READY))
+                c.plain("commit")
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, psycopg.Error):
+                raise
+            if isinstance(error, Silent) and not error.reached:
+                raise_translated(error)  # the caller has waited long enough
+            return []
+        self._connections.give_back(connection)
+        failpoint("insert.after_commit")
+        return ids
 
     def _insert(self, c: Session, jobs: Sequence[NewJob], now: int) -> list[bytes]:
         return postgres_exchange.insert(c, jobs, now)
