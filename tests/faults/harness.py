@@ -26,6 +26,7 @@ from chaos.places import lock_holders
 from packhorse import Packhorse
 from packhorse.ids import from_text
 from packhorse.job import Job, JobState
+from packhorse.stores.contract import Selection
 from tests.faults.apps import Ledger, make_app, whole_lines
 from tests.servers.postgres import Server
 from tests.waiting import wait_until
@@ -201,6 +202,14 @@ class Place:
     def wait_state(self, id: str, state: str, within: float = 60.0) -> Job:
         wait_until(lambda: self.rows()[from_text(id)].state == state, f"{id} is {state}", within)
         return self.job(id)
+
+    def retry_lost(self) -> None:
+        """Where workers are killed at random, some may have been lost three times; all must succeed in the end."""
+        self.wait_all_finished()
+        while lost := [job.id for job in self.app.inspection.jobs(Selection(states=[JobState.FAILED]))]:
+            self.app.control.retry(lost)
+            self.app.close()
+            self.wait_all_finished()
 
     def wait_all_finished(self, within: float = 60.0) -> None:
         def unfinished() -> int:

@@ -344,6 +344,9 @@ def test_no_moment_is_missed_or_doubled_while_schedulers_and_workers_are_killed(
         time.sleep(dice.uniform(0.1, 0.3))  # the pace of the kills
     end = place.app.clock.now()
     wait_until(lambda: all((row.handled or 0) >= end for row in place.app.store.schedules()), "all caught up", 60)
+    for key in keys:
+        place.app.schedules.pause(key)
+    place.retry_lost()
     settle(place, *both)
     moments = check_one_job_for_each_moment(place, firsts)
     assert moments >= 1_000
