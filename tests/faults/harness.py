@@ -463,8 +463,14 @@ class Workers:
         signal.pidfd_send_signal(self._handles[pid], signal.SIGTERM)
 
     def freeze_child(self, pid: int) -> None:
+        """Not while it keeps others from writing."""
         self._hold(pid)
-        signal.pidfd_send_signal(self._handles[pid], signal.SIGSTOP)
+        while True:
+            signal.pidfd_send_signal(self._handles[pid], signal.SIGSTOP)
+            wait_until(lambda: stands_still(pid) or self.child_ended(pid), f"{pid} stands still")
+            if pid not in lock_holders(self._lock):
+                return
+            self.thaw_child(pid)
 
     def thaw_child(self, pid: int) -> None:
         signal.pidfd_send_signal(self._handles[pid], signal.SIGCONT)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -193,7 +192,6 @@ def test_a_scheduler_of_three_is_away(place: Place, how: str):
             workers.kill_child(pid)
         else:
             workers.freeze_child(pid)
-            wait_until(partial(workers.is_frozen, pid), "it is frozen")
     wait_ticked(place, keys, 4)
     if how == "frozen":
         for workers, pid in list(zip(three, pids, strict=True))[:2]:

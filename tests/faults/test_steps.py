@@ -41,9 +41,9 @@ def test_the_window_is_as_small_as_it_says(place: Place, point: str, effects: in
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("jobs", "least"), [(50, 3), pytest.param(500, 10, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("jobs", "least"), [(100, 3), pytest.param(500, 10, marks=pytest.mark.thorough)])
 def test_random_kills_repeat_no_step_that_was_kept(quick: Place, jobs: int, least: int):
-    """1,000 or 10,000 steps, with worker processes killed all the while."""
+    """2,000 or 10,000 steps, with worker processes killed all the while."""
     place = quick
     ids = place.enqueue_many("stepwise", *[(f"job-{n:03}", STEPS) for n in range(jobs)])
     workers = place.workers("--concurrency", "4", "--processes", "2")
