@@ -1,6 +1,7 @@
 """What every test shares."""
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -8,6 +9,10 @@ import pytest
 from hypothesis import settings
 
 from tests.servers import postgres as postgres_server
+
+# A shell has its background jobs ignore it, and whatever they start; some tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no reason to fail: pytest's own timeout is the limit.
 settings.register_profile("packhorse", deadline=None)

@@ -10,9 +10,15 @@ PATIENCE = 60.0
 
 
 def wait_until(condition: Callable[[], T], what: str = "", patience: float = PATIENCE) -> T:
-    """Look until there is something true to see, and give that; the sleep only sets the pace."""
-    deadline = time.monotonic() + patience
+    """Look until there is something true to see, and give that; the sleep only sets the pace.
+
+    Where a look takes long there are fewer, so that most of the time is left to those who are waited for.
+    """
+    now = time.monotonic()
+    deadline = now + patience
     while not (seen := condition()):
-        assert time.monotonic() < deadline, f"waited {patience:g} s in vain: {what or condition}"
-        time.sleep(0.002)
+        looked, now = now, time.monotonic()
+        assert now < deadline, f"waited {patience:g} s in vain: {what or condition}"
+        time.sleep(min(max(0.002, 4 * (now - looked)), 0.1))
+        now = time.monotonic()
     return seen

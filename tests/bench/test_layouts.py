@@ -1,6 +1,7 @@
 """Layouts that are compared keep the same promises, or the figures say nothing."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 
 from bench.layout_statements import LAYOUTS
 from bench.layouts import PINNED, QUICK_DRAINS, Ground, Worker
+from tests.contract.stores import quick_folder
 from tests.servers.postgres import Server
 from tests.waiting import wait_until
 
@@ -74,7 +76,10 @@ def test_no_statement_reads_more_than_its_batch(ground: Ground, workers: list[Wo
 
 def test_a_quick_run_tells_of_every_layout_in_every_case(postgres: Server):
     command = [sys.executable, "-m", "bench.layouts", "--quick", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    with quick_folder() as folder:
+        folder.chmod(0o711)  # the server runs as another user
+        env = os.environ | {"TMPDIR": str(folder)}
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     figures = json.loads(ended.stdout)["figures"]
     names = [layout.name for layout in LAYOUTS]

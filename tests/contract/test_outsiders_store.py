@@ -36,6 +36,13 @@ class MyStore(HandedOn):
         self.url = f"mine:///{path}"
         self.inner = MemoryStore(clock)
 '''
+# The shortest history would take a minute to find, and any will do.
+AS_FOUND = """
+from hypothesis import Phase, settings
+
+settings.register_profile("as found", phases=[Phase.generate])
+settings.load_profile("as found")
+"""
 BROKEN = {
     "test_no_job_is_given_to_two": """
     def exchange(self, *arguments, **options):
@@ -86,12 +93,12 @@ def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV", "CI"))},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_sound_store_passes(project: Path):
     """The whole suite, in a project that takes every warning for an error."""
     done = run(project, "-k", "not many_long")
@@ -101,7 +108,6 @@ def test_a_sound_store_passes(project: Path):
     assert "skipped" not in done.stdout
 
 
-@pytest.mark.timeout(300)  # Hypothesis looks for the shortest history
 @pytest.mark.parametrize(
     "caught_by",
     [name if number == 0 else pytest.param(name, marks=pytest.mark.slow) for number, name in enumerate(BROKEN)],
@@ -109,6 +115,7 @@ def test_a_sound_store_passes(project: Path):
 def test_a_broken_store_fails(project: Path, caught_by: str):
     """What the store breaks is caught by the test of that name, which shows both sides of its assertion."""
     (project / "my_store.py").write_text(STORE + BROKEN[caught_by])
+    (project / "conftest.py").write_text(AS_FOUND)
     done = run(project, "-k", caught_by)
     assert done.returncode == 1, done.stdout
     assert re.search(rf"^FAILED test_my_store\.py::{caught_by}", done.stdout, re.MULTILINE)

@@ -219,7 +219,7 @@ def disagreements(zone: ZoneInfo, change: Change) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600 if WHOLE else 240)
+@pytest.mark.timeout(3600 if WHOLE else 600)
 def test_cron_and_the_watched_clock_agree():
     """On when it is whose turn, around the change and from wherever one looks."""
     assert len(MEANINGS) == 40

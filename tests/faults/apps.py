@@ -6,6 +6,7 @@ FAULTS_SETTINGS   settings of the application, JSON
 FAULTS_CONSTANTS  module constants to shorten, JSON: {"packhorse.stores.sqlite_connections.DEADLINE": 0.5}
 FAULTS_BOOT       "crash role" or "hang role": processes of that role do not get beyond importing this
 FAULTS_LOCAL      if set, there is a local task, and this is what it does: "loop", or "fail" at its first start
+FAULTS_ISOLATED   if set, there are tasks in processes of their own
 FAULTS_ARMED      "role marker": only the first process of that role keeps its failpoints; the marker gets its pid
 """
 
@@ -460,7 +461,16 @@ def from_environment() -> Packhorse:
     if "FAULTS_ARMED" in os.environ and not _keep_armed():
         failpoints.arm("")
     settings = json.loads(os.environ.get("FAULTS_SETTINGS", "{}"))
-    return make_app(os.environ["PACKHORSE_STORE"], Path(os.environ["LEDGER"]), **settings)
+    made = make_app(os.environ["PACKHORSE_STORE"], Path(os.environ["LEDGER"]), **settings)
+    if not os.environ.get("FAULTS_ISOLATED"):
+        drop_isolated(made)
+    return made
+
+
+def drop_isolated(app: Packhorse) -> None:
+    """No process is started for such a task, nor kept warm."""
+    for name in [name for name, task in app.tasks.items() if task.performed.isolate]:
+        del app.tasks[name]
 
 
 if "LEDGER" in os.environ:

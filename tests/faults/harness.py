@@ -26,6 +26,7 @@ from chaos.places import lock_holders
 from packhorse import Packhorse
 from packhorse.ids import from_text
 from packhorse.job import Job, JobState
+from packhorse.stores.contract import Selection
 from tests.faults.apps import Ledger, make_app, whole_lines
 from tests.servers.postgres import Server
 from tests.waiting import wait_until
@@ -69,6 +70,7 @@ class Place:
     options: str = ""
     boot: str = ""
     local: str = ""
+    isolated: bool = False  # jobs of their own processes are there: workers keep some of those warm
 
     def __post_init__(self) -> None:
         self.folder.chmod(0o700)
@@ -103,6 +105,7 @@ class Place:
             "FAULTS_CONSTANTS": json.dumps(self.constants),
             "FAULTS_BOOT": self.boot,
             "FAULTS_LOCAL": self.local,
+            "FAULTS_ISOLATED": "yes" if self.isolated else "",
             "PYTHONUNBUFFERED": "1",
         }
         return kept | ours | more
@@ -111,11 +114,13 @@ class Place:
 
     def enqueue(self, task: str, *args: Any, **using: Any) -> str:
         """One job; the connection is closed again, so that this process is no witness that keeps the file alive."""
+        self.isolated |= self.app.tasks[task].performed.isolate
         handle = self.app.enqueue(self.app.tasks[task].using(**using).call(*args))
         self.app.close()
         return handle.id
 
     def enqueue_many(self, task: str, *calls: tuple[Any, ...], **using: Any) -> list[str]:
+        self.isolated |= self.app.tasks[task].performed.isolate
         prepared = self.app.tasks[task].using(**using)
         handles = self.app.enqueue_many([prepared.call(*args) for args in calls])
         self.app.close()
@@ -197,6 +202,14 @@ class Place:
     def wait_state(self, id: str, state: str, within: float = 60.0) -> Job:
         wait_until(lambda: self.rows()[from_text(id)].state == state, f"{id} is {state}", within)
         return self.job(id)
+
+    def retry_lost(self) -> None:
+        """Where workers are killed at random, some may have been lost three times; all must succeed in the end."""
+        self.wait_all_finished()
+        while lost := [job.id for job in self.app.inspection.jobs(Selection(states=[JobState.FAILED]))]:
+            self.app.control.retry(lost)
+            self.app.close()
+            self.wait_all_finished()
 
     def wait_all_finished(self, within: float = 60.0) -> None:
         def unfinished() -> int:
@@ -450,8 +463,14 @@ class Workers:
         signal.pidfd_send_signal(self._handles[pid], signal.SIGTERM)
 
     def freeze_child(self, pid: int) -> None:
+        """Not while it keeps others from writing."""
         self._hold(pid)
-        signal.pidfd_send_signal(self._handles[pid], signal.SIGSTOP)
+        while True:
+            signal.pidfd_send_signal(self._handles[pid], signal.SIGSTOP)
+            wait_until(lambda: stands_still(pid) or self.child_ended(pid), f"{pid} stands still")
+            if pid not in lock_holders(self._lock):
+                return
+            self.thaw_child(pid)
 
     def thaw_child(self, pid: int) -> None:
         signal.pidfd_send_signal(self._handles[pid], signal.SIGCONT)

@@ -72,12 +72,12 @@ def check_rooms(place: Place, *, died: bool = False) -> None:
 
 
 def holders_die() -> Iterator[Any]:
-
-    for point in POINTS:
-        for run in RUNS.get(point) or RUNS.get(point.partition(".")[0]) or []:
-            if point.startswith(HOLDERS):
-                marks = [] if (point, run.hit) == ("exchange.before_commit", 4) else [pytest.mark.slow]
-                yield pytest.param(point, run, id=f"{point}@{run.hit}", marks=marks)
+    """Early at one point, late at the next, in every run."""
+    for number, point in enumerate(point for point in POINTS if point.startswith(HOLDERS)):
+        runs = RUNS.get(point) or RUNS.get(point.partition(".")[0]) or []
+        for place, run in enumerate(runs):
+            marks = [] if place == number % 2 else [pytest.mark.thorough]
+            yield pytest.param(point, run, id=f"{point}@{run.hit}", marks=[pytest.mark.slow, *marks])
 
 
 @pytest.mark.parametrize(("point", "run"), list(holders_die()))

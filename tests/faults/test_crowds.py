@@ -21,7 +21,7 @@ from packhorse.runtime.worker import Worker
 from packhorse.stores import open_store
 from packhorse.stores.contract import ProcessInfo
 from tests.contract.stores import quick_folder
-from tests.faults.apps import make_app
+from tests.faults.apps import drop_isolated, make_app
 from tests.faults.harness import Place
 from tests.waiting import wait_until
 
@@ -111,8 +111,7 @@ def test_jobs_that_fail_together_come_back_spread(place: Place, failed_before: i
 
     place.app.enqueue_many(call_it.call(f"call-{n}") for n in range(FAILING))
     place.sql("update job set attempts = ?", failed_before)
-    for name in [name for name, task in place.app.tasks.items() if task.performed.isolate]:
-        del place.app.tasks[name]  # which no other process could import from here
+    drop_isolated(place.app)  # which no other process could import from here
     with Embedded(place.app, concurrency=4):
         failed = "select count(*) from job where state = 1 and attempts = ?"
         wait_until(lambda: place.sql(failed, failed_before + 1) == [(FAILING,)], "all have failed again", 60)

@@ -154,6 +154,7 @@ def test_changed_sources_start_it_anew(place: Place, tmp_path: Path):
 
 def test_children_forked_from_a_server_that_has_imported_the_application(place: Place):
     """They work, die, are replaced and stop like others."""
+    place.isolated = True
     first = place.enqueue("hold", "held")
     workers = place.workers("--preload")
     pid = place.wait_started("held").pid

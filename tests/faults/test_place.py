@@ -3,12 +3,15 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from packhorse import EnqueueError
-from packhorse.errors import StoreUnsafe
+from packhorse.errors import StoreError, StoreUnsafe
+from packhorse.stores.sqlite import SQLiteStore
+from packhorse.stores.sqlite_connections import Connection
 from packhorse.stores.sqlite_place import NETWORK_FILE_SYSTEMS, mount_type
 from tests.faults.harness import Place
 
@@ -46,6 +49,35 @@ def test_a_replaced_file_takes_no_jobs(place: Place):
     (place.folder / "old.db").rename(place.database)
     place.app.close()
     assert place.job(id).state == "ready"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_goes_while_it_is_opened_keeps_its_log(
+    place: Place, monkeypatch: pytest.MonkeyPatch, replaced: bool
+):
+    """After it was looked at and before SQLite has it: the queue of those who write is in between."""
+    ids = [place.app.tasks["note"].enqueue(f"before-{n}").id for n in range(3)]
+    acquire, away = Connection.acquire, place.folder / "elsewhere.db"
+
+    def late(connection: Connection, patient: bool = False) -> None:
+        if not hasattr(connection, "sqlite"):
+            place.database.rename(away)
+            if replaced:
+                place.database.touch(mode=0o600)
+        acquire(connection, patient)
+
+    store = place.app.store
+    assert isinstance(store, SQLiteStore)
+    with monkeypatch.context() as queue, ThreadPoolExecutor(1) as threads:
+        first = store._connections.take()  # so that another one has to be opened
+        queue.setattr(Connection, "acquire", late)
+        with pytest.raises(StoreError):
+            threads.submit(store._connections.take).result()
+        store._connections.give_back(first)
+    assert place.database.exists() == replaced
+    away.rename(place.database)
+    place.app.close()
+    assert {place.job(id).state for id in ids} == {"ready"}
 
 
 def test_a_process_that_starts_while_the_file_is_away_makes_no_new_one(place: Place):

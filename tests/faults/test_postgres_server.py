@@ -18,7 +18,7 @@ def killable(tmp_path: Path) -> Iterator[PostgresPlace]:
     try:
         server.start()
         place = PostgresPlace(tmp_path, server)
-        place.settings |= {"lease": 30.0, "heartbeat": 1.0}
+        place.settings |= {"lease": 120.0, "heartbeat": 1.0}  # it is away for less
         yield place
         place.end()
     finally:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from packhorse import JobState
-from packhorse.stores.contract import Selection
 from tests.faults.harness import Line, Place, Workers
 from tests.waiting import wait_until
 
@@ -43,18 +41,14 @@ def test_the_window_is_as_small_as_it_says(place: Place, point: str, effects: in
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("jobs", "least"), [(50, 3), pytest.param(500, 10, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("jobs", "least"), [(100, 3), pytest.param(500, 10, marks=pytest.mark.thorough)])
 def test_random_kills_repeat_no_step_that_was_kept(quick: Place, jobs: int, least: int):
-    """1,000 or 10,000 steps, with worker processes killed all the while."""
+    """2,000 or 10,000 steps, with worker processes killed all the while."""
     place = quick
     ids = place.enqueue_many("stepwise", *[(f"job-{n:03}", STEPS) for n in range(jobs)])
     workers = place.workers("--concurrency", "4", "--processes", "2")
     kills = kill_until(place, workers, lambda: finished(place) == jobs, every=0.2)
-    # Some may have been lost three times. To retry them gives fresh losses, and keeps what was done.
-    while lost := [job.id for job in place.app.inspection.jobs(Selection(states=[JobState.FAILED]))]:
-        place.app.control.retry(lost)
-        place.app.close()
-        place.wait_all_finished()
+    place.retry_lost()  # which keeps what was done
     assert workers.stop() == 0
     place.check(ids)
     effects, repeated = judged(place)
@@ -76,10 +70,7 @@ def test_random_kills_miss_no_signal(quick: Place, sagas: int):
     workers = place.workers("--concurrency", "4", "--processes", "2")
     kills = send(place, names[sagas // 3 :], chance, workers)
     kills += kill_until(place, workers, lambda: finished(place) == sagas, every=0.3)
-    while lost := [job.id for job in place.app.inspection.jobs(Selection(states=[JobState.FAILED]))]:
-        place.app.control.retry(lost)
-        place.app.close()
-        place.wait_all_finished()
+    place.retry_lost()
     assert workers.stop() == 0
     place.check(ids)
     judged(place)

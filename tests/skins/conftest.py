@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,17 +50,25 @@ def packhorse() -> Callable[..., Result]:
 
 
 @pytest.fixture
-def command(shop: Path) -> Callable[..., "subprocess.Popen[str]"]:
+def command(shop: Path) -> "Iterator[Callable[..., subprocess.Popen[str]]]":
     """Starts a command as a user does, as a process of its own."""
+    started: list[subprocess.Popen[str]] = []
 
     def start(*args: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-m", "packhorse", *args],
-            cwd=shop,
-            env=os.environ | {"COLUMNS": "200"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "packhorse", *args],
+                cwd=shop,
+                env=os.environ | {"COLUMNS": "200"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         )
+        return started[-1]
 
-    return start
+    yield start
+    for process in started:
+        process.kill()
+        with process:  # closes its pipes
+            pass

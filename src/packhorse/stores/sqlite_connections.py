@@ -71,13 +71,25 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 as_text = methodcaller("decode", "utf-8", "backslashreplace")
 
 
+def check_same(path: Path, inode: int) -> None:
+    try:
+        same = os.stat(path).st_ino == inode
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise StoreUnsafe(
+            f"The database {path} was moved, deleted or replaced while in use. Nothing was written. "
+            "Put the file back, or restart every process that uses it."
+        )
+
+
 class Connection:
     """A connection and its own handle on the lock file, so that threads exclude each other as processes do.
 
     It belongs to the thread that has claimed it, first of all to the one that made it. Anybody may find it closed.
     """
 
-    def __init__(self, path: Path, synchronous: str) -> None:
+    def __init__(self, path: Path, synchronous: str, inode: int) -> None:
         self._claimed = threading.Lock()
         self._user = 0
         self.closed = False
@@ -88,14 +100,18 @@ class Connection:
             _open.add(self)
         try:
             self.acquire()
+            # It may have been moved since it was looked at. SQLite would make an empty one in its place, and with the
+            # first statement wipe out the log of the other, so it must not make any, and this must be the right one.
             self.sqlite = sqlite3.connect(
-                path,
+                f"{path.absolute().as_uri()}?mode=rw",
+                uri=True,
                 timeout=DEADLINE,
                 isolation_level=None,
                 check_same_thread=False,
                 cached_statements=512,
                 factory=Session,
             )
+            check_same(path, inode)
             self.sqlite.text_factory = as_text
             self.sqlite.execute("pragma journal_mode = wal")
             self.sqlite.execute(f"pragma synchronous = {synchronous}")
@@ -317,24 +333,16 @@ class Connections:
             self._check_place()
             with _gate:
                 connection = self._take_idle()
-            return connection or Connection(self.path, self._synchronous)
+            return connection or Connection(self.path, self._synchronous, self._inode)
         except (sqlite3.Error, OSError) as error:
             raise_translated(error)
             raise
 
     def _check_place(self) -> None:
         """The file of this path must still be the one we opened: a replaced file would swallow jobs silently."""
-        try:
-            inode = os.stat(self.path).st_ino
-        except FileNotFoundError:
-            inode = 0
-        if inode == self._inode and inode:
-            return
         if self._inode:
-            raise StoreUnsafe(
-                f"The database {self.path} was moved, deleted or replaced while in use. Nothing was written. "
-                "Put the file back, or restart every process that uses it."
-            )
+            check_same(self.path, self._inode)
+            return
         with first_use:
             prepare_place(self.path)
             self._inode = os.stat(self.path).st_ino
