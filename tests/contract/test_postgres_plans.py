@@ -45,11 +45,14 @@ Texts = dict[str, list[str]]  # and the types of each one's parameters
         "analyzed while empty",
         "analyzed while none ran",
         "analyzed",
+        "divided",
+        "divided and analyzed",
     ]
 )
 def known(request: pytest.FixtureRequest, postgres: Server) -> Iterator[PostgresStore]:
     with schemas(postgres) as urls:
-        store = PostgresStore(next(urls))
+        divided = request.param.startswith("divided")
+        store = PostgresStore(f"{next(urls)}{'&history=daily' if divided else ''}")
         store.enroll(ProcessInfo(WORKER, "worker", "here", 1), 600 * SECOND)
         run(store, "alter table job set (autovacuum_enabled = off)")
         if request.param in ("analyzed while empty", "empty and analyzed"):
@@ -59,7 +62,7 @@ def known(request: pytest.FixtureRequest, postgres: Server) -> Iterator[Postgres
             store.insert([NewJob(new_id(), "task", b"{}", queue=f"reports{n % 40}") for n in range(JOBS)])
         if request.param == "analyzed while none ran":
             run(store, "analyze")
-        if request.param == "analyzed":
+        if request.param in ("analyzed", "divided and analyzed"):
             store.exchange(WORKER, 1, [], EVERYTHING, 1_000)
             run(store, "analyze")
         yield store
