@@ -99,7 +99,9 @@ class Place:
             self._nonce += 1
             if not (claims := self.store.exchange(WORKER, self._nonce, [], EVERYTHING, 1_000).claims):
                 break
-            assert not self.store.exchange(WORKER, 0, [how(claim.token) for claim in claims], (), 0).refused
+            self._nonce += 1
+            outcomes = [how(claim.token) for claim in claims]
+            assert not self.store.exchange(WORKER, self._nonce, outcomes, (), 0).refused
 
     def prune(self) -> None:
         while self.store.prune(KEPT, 1_000):
