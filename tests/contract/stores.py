@@ -48,12 +48,12 @@ EMPTY = """
 do $$
 declare one text;
 begin
-    for one in select tablename from pg_tables where schemaname = '{schema}' and tablename <> 'packhorse_schema' loop
+    for one in select tablename from pg_tables where schemaname = '{schema}' and tablename !~ '(_schema|ledger)$' loop
         execute format('delete from {schema}.%I', one);
+        if one ~ 'signal$' then
+            perform setval(pg_get_serial_sequence('{schema}.' || one, 'n'), 1, false);
+        end if;
     end loop;
-    if to_regclass('{schema}.signal') is not null then
-        perform setval(pg_get_serial_sequence('{schema}.signal', 'n'), 1, false);
-    end if;
 end
 $$
 """

@@ -50,7 +50,7 @@ def new_store(postgres: Server) -> Iterator[Callable[[Clock], Store]]:
             store = PostgresStore(url)
             store.migrate()
             with store._changing("migrate", "5s") as connection:
-                postgres_history.divide(connection, postgres_history.DAY, FAR)
+                postgres_history.divide(connection, "", postgres_history.DAY, FAR)
             store.close()
         return on_kept_lines(postgres, url, clock)
 

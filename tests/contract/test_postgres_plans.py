@@ -79,13 +79,13 @@ def run(store: PostgresStore, text: str) -> None:
 def said(known: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> Texts:
     """All that is said while jobs come, are looked for, claimed, begun and ended, as workers and dispatchers do it."""
     said: Texts = {}
-    original = postgres_session.Session.plain
+    original = postgres_session.Session._run
 
-    def plain(self: postgres_session.Session, text: str, parameters: Any = ()) -> postgres_session.Found:
+    def run(self: postgres_session.Session, text: str, parameters: Any) -> postgres_session.Found:
         said[text] = [TYPES.get(type(value), "unknown") for value in parameters]
         return original(self, text, parameters)
 
-    monkeypatch.setattr(postgres_session.Session, "plain", plain)
+    monkeypatch.setattr(postgres_session.Session, "_run", run)
     known.insert([NewJob(new_id(), "task", b"{}", queue=queue) for queue in ("mail", "reports7", "default") * 9])
     for nonce, queues in enumerate(QUEUES, 2):
         known.exchange(WORKER, nonce, [], (), 10)

@@ -104,7 +104,7 @@ def test_where_there_is_no_room_for_a_crowd_nothing_is_kept_from_others(
         few.setattr("packhorse.stores.sqlite_connections.resource.getrlimit", lambda what: (40, 40))
         pool.make_room(12)
     assert len(pool._idle) == 2
-    taken = iter([*map(Connection, [pool.path] * 3, ["full"] * 3)])
+    taken = iter([Connection(pool.path, "full") for _ in range(3)])
 
     def take() -> Connection:
         try:

@@ -35,9 +35,10 @@ from packhorse.stores.postgres_connections import (
 from packhorse.stores.postgres_direct import Direct, Sent
 from packhorse.stores.postgres_health import examine
 from packhorse.stores.postgres_lent import WHERE, Borrower, LentSession
-from packhorse.stores.postgres_session import Lock, Missing, Session, lock_key
+from packhorse.stores.postgres_session import Lock, Missing, Schema, Session, lock_key
 from packhorse.stores.postgres_watch import RING, PostgresWatch, ring_arguments
 from packhorse.stores.sql_admission import ARRIVED, Freed
+from packhorse.stores.sql_names import LEDGER, checked_prefix, named, prefixed_schema
 from packhorse.stores.sql_store import RENEW, Bell, SQLStore
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ DETOUR, LONGEST_DETOUR = 4, 256
 BREAKS = 3  # of its line, after which a stroke is given up
 TEND_EVERY = 300.0  # seconds: looking after the partitions of history
 SCHEMA = "packhorse"
+PREFIX = "packhorse_"  # where everybody else's tables are, too
 # What the driver is told unless the URL says otherwise: a line that was cut without a word is noticed by the kernel.
 DRIVER = {
     "application_name": "packhorse",
@@ -62,8 +64,8 @@ DRIVER = {
     "keepalives_count": "3",
 }
 LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1", "[::1]")
-LEDGER = """
-    create table if not exists packhorse_schema (number bigint not null primary key, name text collate "C" not null)
+CREATE_LEDGER = """
+    create table if not exists {ledger} (number bigint not null primary key, name text collate "C" not null)
 """
 
 
@@ -238,8 +240,10 @@ class PostgresStore(SQLStore):
             if not postgres_history.is_divided(c):
                 return
         for tend in (
-            lambda connection: postgres_history.make_ahead(connection, self._period, self.clock.now()),
-            lambda connection: postgres_history.remove_old(connection, retention, self.clock.now()),
+            lambda connection: postgres_history.make_ahead(
+                connection, self.schema.prefix, self._period, self.clock.now()
+            ),
+            lambda connection: postgres_history.remove_old(connection, self.schema.prefix, retention, self.clock.now()),
         ):
             # Somebody else does it, or somebody is in the way: another time will do.
             with suppress(StoreUnavailable), self._changing("history", postgres_history.PATIENCE) as connection:
@@ -270,8 +274,8 @@ class PostgresStore(SQLStore):
 
     def exists(self) -> bool:
         with self._connections.session() as c:
-            find = "select 1 from pg_namespace where nspname = $1"
-            return c.plain(find, [self.schema]).fetchone() is not None
+            find = "select 1 from pg_tables where schemaname = $1 and tablename = $2"
+            return c.plain(find, [self.schema, named(LEDGER, self.schema.prefix)]).fetchone() is not None
 
     def examine(self) -> list[Finding]:
         with self._cursor() as c:
@@ -283,8 +287,9 @@ class PostgresStore(SQLStore):
             find = "select 1 from pg_namespace where nspname = %s"
             if connection.execute(find, [self.schema]).fetchone() is None:
                 connection.execute(sql.SQL("create schema {}").format(sql.Identifier(self.schema)))
-            connection.execute(LEDGER)
-            done = {number for (number,) in connection.execute("select number from packhorse_schema")}
+            ledger = named(LEDGER, self.schema.prefix)
+            connection.execute(CREATE_LEDGER.format(ledger=ledger).encode())
+            done = {number for (number,) in connection.execute(f"select number from {ledger}".encode())}
             if (newest := max(done, default=0)) > known[-1].number + 1:
                 # One step ahead is a deploy under way, and its schema keeps us working.
                 raise SchemaError(
@@ -292,11 +297,11 @@ class PostgresStore(SQLStore):
                 )
             missing = [step for step in known if step.number not in done]
             for step in missing:
-                connection.execute(step.sql.encode())
+                connection.execute(prefixed_schema(step.sql, "postgres", self.schema.prefix).encode())
                 row = (step.number, step.name)
-                connection.execute("insert into packhorse_schema values (%s, %s)", row)
+                connection.execute(f"insert into {ledger} values (%s, %s)".encode(), row)
             if self._period is not None:
-                postgres_history.divide(connection, self._period, self.clock.now())
+                postgres_history.divide(connection, self.schema.prefix, self._period, self.clock.now())
         return [step.name for step in missing]
 
     @contextmanager
@@ -463,7 +468,7 @@ class PostgresStore(SQLStore):
             with connection.pipeline():
                 self._connections.begin(c, connection)
                 numbers = postgres_copy.numbers(c, len(jobs))
-            postgres_copy.write(connection, jobs, numbers, self.clock.now())
+            postgres_copy.write(connection, self.schema.prefix, jobs, numbers, self.clock.now())
             failpoint("insert.before_commit")
             with connection.pipeline():
                 c.plain(RING, ring_arguments(self.schema, Bell.READY))
@@ -533,7 +538,7 @@ class Parsed(NamedTuple):
     """A store URL: what the driver is told, and what only we know of."""
 
     conninfo: str
-    schema: str
+    schema: Schema
     pooled: bool | None
     skip_locked: bool
     period: int | None
@@ -549,6 +554,7 @@ def parse(url: str) -> Parsed:
     schema = options.pop("schema", SCHEMA)
     if not schema or "\0" in schema or len(schema.encode()) > 63:
         raise StoreURLError(url, "the schema's name must have 1 to 63 bytes")
+    prefix = checked_prefix(url, options.pop("prefix", PREFIX if schema == "public" else ""))
     if (pooler := options.pop("pooler", "")) not in POOLERS:
         raise StoreURLError(url, "pooler must be transaction or session")
     if (skip_locked := options.pop("skip_locked", "true").lower()) not in YES_NO:
@@ -566,4 +572,6 @@ def parse(url: str) -> Parsed:
         psycopg.conninfo.conninfo_to_dict(text)
     except psycopg.ProgrammingError as error:
         raise StoreURLError(url, str(error).strip()) from None
-    return Parsed(text, schema, POOLERS[pooler], YES_NO[skip_locked], postgres_history.PERIODS.get(history))
+    return Parsed(
+        text, Schema(schema, prefix), POOLERS[pooler], YES_NO[skip_locked], postgres_history.PERIODS.get(history)
+    )
