@@ -5,6 +5,7 @@ Standard input is the line to the supervisor: nothing comes in on it, but its en
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -30,6 +31,8 @@ from packhorse.runtime.scheduler import Scheduler
 from packhorse.runtime.worker import Recycle, Worker
 
 log = logging.getLogger("packhorse.runtime")
+
+M_ARENA_MAX, HEAPS = -8, 2  # the first is glibc's number for what is set
 
 RoleName = Literal["worker", "dispatcher", "scheduler"]
 
@@ -82,6 +85,7 @@ def run(given: dict[str, Any], line: IO[bytes], report_fd: int) -> None:
     report = Report(report_fd)
     plan = Plan(**given)
     configure(plan.log_level, plan.log_format)
+    _share_heaps()
     if plan.cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {plan.cpu})
     app = load_app(plan.app)
@@ -100,6 +104,13 @@ def run(given: dict[str, Any], line: IO[bytes], report_fd: int) -> None:
     sys.stdout.flush()
     # A task's stray threads must not keep a stopped process alive.
     os._exit(_status(process))
+
+
+def _share_heaps() -> None:
+    """glibc would give each slot a heap of its own, which never shrinks: a worker would grow for its first hour."""
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS)
 
 
 def _made(plan: Plan, app: Packhorse) -> Role:
