@@ -32,7 +32,7 @@ from bench.report import show, with_spread
 from bench.stores.postgres import SETTINGS
 from packhorse.job import Token
 from packhorse.stores.postgres_connections import Connections
-from packhorse.stores.postgres_session import Session
+from packhorse.stores.postgres_session import Schema, Session
 from tests.servers.postgres import Server
 
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
@@ -93,7 +93,7 @@ class Worker:
 
     def __init__(self, conninfo: str, layout: Layout) -> None:
         self._layout = layout
-        self._connection = Connections(conninfo, "public").connect()
+        self._connection = Connections(conninfo, Schema("public")).connect()
         self.process = secrets.token_bytes(16)
         self.commits = 0
 
@@ -102,7 +102,7 @@ class Worker:
         now = time.time_ns() // 1_000
         nonce = secrets.randbits(62)
         with self._connection.pipeline():
-            c = Session(self._connection, "public")
+            c = Session(self._connection, Schema("public"))
             c.plain("begin")
             rows = [(*token, 50, RESULT) for token in sorted(ended, key=lambda token: token.id)]
             accepted = c.batched(self._layout.finish, rows, *[now] * self._layout.finish_moments)

@@ -12,6 +12,18 @@ from tests.contract.stores import FRESH, KINDS, emptied, on_kept_lines, opened, 
 __all__ = ["clock", "other", "steady", "store", "worker"]
 
 
+# Of what runs once more with a prefix, these parts in every run.
+WITH_PREFIX = ("test_prefix", "test_insert", "test_limits", "test_outcomes")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name == "test_prefix.py" and isinstance(item, pytest.Function):
+            item.add_marker(pytest.mark.slow)
+            if item.function.__module__.rpartition(".")[2] not in WITH_PREFIX:
+                item.add_marker(pytest.mark.thorough)
+
+
 @pytest.fixture(params=KINDS)
 def new_store(request: pytest.FixtureRequest) -> Iterator[Callable[[Clock], Store]]:
     if request.param == "postgres":

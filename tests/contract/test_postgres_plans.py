@@ -45,11 +45,14 @@ Texts = dict[str, list[str]]  # and the types of each one's parameters
         "analyzed while empty",
         "analyzed while none ran",
         "analyzed",
+        "divided",
+        "divided and analyzed",
     ]
 )
 def known(request: pytest.FixtureRequest, postgres: Server) -> Iterator[PostgresStore]:
     with schemas(postgres) as urls:
-        store = PostgresStore(next(urls))
+        divided = request.param.startswith("divided")
+        store = PostgresStore(f"{next(urls)}{'&history=daily' if divided else ''}")
         store.enroll(ProcessInfo(WORKER, "worker", "here", 1), 600 * SECOND)
         run(store, "alter table job set (autovacuum_enabled = off)")
         if request.param in ("analyzed while empty", "empty and analyzed"):
@@ -59,7 +62,7 @@ def known(request: pytest.FixtureRequest, postgres: Server) -> Iterator[Postgres
             store.insert([NewJob(new_id(), "task", b"{}", queue=f"reports{n % 40}") for n in range(JOBS)])
         if request.param == "analyzed while none ran":
             run(store, "analyze")
-        if request.param == "analyzed":
+        if request.param in ("analyzed", "divided and analyzed"):
             store.exchange(WORKER, 1, [], EVERYTHING, 1_000)
             run(store, "analyze")
         yield store
@@ -76,13 +79,13 @@ def run(store: PostgresStore, text: str) -> None:
 def said(known: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> Texts:
     """All that is said while jobs come, are looked for, claimed, begun and ended, as workers and dispatchers do it."""
     said: Texts = {}
-    original = postgres_session.Session.plain
+    original = postgres_session.Session._run
 
-    def plain(self: postgres_session.Session, text: str, parameters: Any = ()) -> postgres_session.Found:
+    def run(self: postgres_session.Session, text: str, parameters: Any) -> postgres_session.Found:
         said[text] = [TYPES.get(type(value), "unknown") for value in parameters]
         return original(self, text, parameters)
 
-    monkeypatch.setattr(postgres_session.Session, "plain", plain)
+    monkeypatch.setattr(postgres_session.Session, "_run", run)
     known.insert([NewJob(new_id(), "task", b"{}", queue=queue) for queue in ("mail", "reports7", "default") * 9])
     for nonce, queues in enumerate(QUEUES, 2):
         known.exchange(WORKER, nonce, [], (), 10)

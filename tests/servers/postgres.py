@@ -47,7 +47,7 @@ def programs() -> Path:
 class Server:
     """Made with its data, started and ended as often as you like."""
 
-    def __init__(self, base: Path | None = None) -> None:
+    def __init__(self, base: Path | None = None, *, standby_of: Server | None = None) -> None:
         """Its folder is made in `base`, or where nothing reaches a disk if there is such a place."""
         self._programs = programs()
         self._user = USER if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
@@ -59,8 +59,11 @@ class Server:
         self._own: psycopg.Connection[tuple[object, ...]] | None = None
         if os.geteuid() == 0:
             shutil.chown(self.folder, USER, USER)
+        if standby_of is not None:
+            copy = [str(self._programs / "pg_basebackup"), "--no-sync", "--checkpoint=fast", "--write-recovery-conf"]
+            return self._run([*copy, f"--dbname={standby_of.conninfo('postgres')}", f"--pgdata={self.folder}/data"])
         initdb = [str(self._programs / "initdb"), "--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C"]
-        self._run([*initdb, f"--username={USER}", f"--pgdata={self.folder}/data"])
+        return self._run([*initdb, f"--username={USER}", f"--pgdata={self.folder}/data"])
 
     def as_user(self, command: list[str], *options: str) -> list[str]:
         if os.geteuid() != 0:
@@ -121,6 +124,10 @@ class Server:
         if self._own is not None:
             self._own.close()
         self._own = None
+
+    def promote(self) -> None:
+        """A standby becomes the primary."""
+        assert self.run("select pg_promote(true)") == [(True,)]
 
     def kill(self) -> None:
         """As the kernel does it when memory runs out; the children too, which would hold up the next start."""

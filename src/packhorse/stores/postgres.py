@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Event
 from threading import Lock as ThreadLock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -20,8 +20,8 @@ from packhorse.failpoints import failpoint
 from packhorse.job import NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
-from packhorse.stores import postgres_copy, postgres_direct, postgres_exchange, sql_exchange
-from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, ProcessInfo, Watch
+from packhorse.stores import postgres_copy, postgres_direct, postgres_exchange, postgres_history, sql_exchange
+from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, ProcessInfo, Retention, Watch
 from packhorse.stores.migrate import steps
 from packhorse.stores.postgres_connections import (
     MARK,
@@ -35,9 +35,10 @@ from packhorse.stores.postgres_connections import (
 from packhorse.stores.postgres_direct import Direct, Sent
 from packhorse.stores.postgres_health import examine
 from packhorse.stores.postgres_lent import WHERE, Borrower, LentSession
-from packhorse.stores.postgres_session import Lock, Missing, Session, lock_key
+from packhorse.stores.postgres_session import Lock, Missing, Schema, Session, lock_key
 from packhorse.stores.postgres_watch import RING, PostgresWatch, ring_arguments
 from packhorse.stores.sql_admission import ARRIVED, Freed
+from packhorse.stores.sql_names import LEDGER, checked_prefix, named, prefixed_schema
 from packhorse.stores.sql_store import RENEW, Bell, SQLStore
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ TRIES = 20  # of a stroke that got into another's way
 # Exchanges step by step, after one in one go that was refused: what was in its way is likely to be in the next one's.
 DETOUR, LONGEST_DETOUR = 4, 256
 BREAKS = 3  # of its line, after which a stroke is given up
+TEND_EVERY = 300.0  # seconds: looking after the partitions of history
 SCHEMA = "packhorse"
+PREFIX = "packhorse_"  # where everybody else's tables are, too
 # What the driver is told unless the URL says otherwise: a line that was cut without a word is noticed by the kernel.
 DRIVER = {
     "application_name": "packhorse",
@@ -61,8 +64,8 @@ DRIVER = {
     "keepalives_count": "3",
 }
 LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1", "[::1]")
-LEDGER = """
-    create table if not exists packhorse_schema (number bigint not null primary key, name text collate "C" not null)
+CREATE_LEDGER = """
+    create table if not exists {ledger} (number bigint not null primary key, name text collate "C" not null)
 """
 
 
@@ -77,6 +80,8 @@ class PostgresStore(SQLStore):
         )
         self.clock = clock or self._connections.clock
         self._borrower = Borrower(self.schema, self._where)
+        self._period = found.period
+        self._tend_at = 0.0
         self._migrated = False
         self._migrating = ThreadLock()
         self._called = Event()
@@ -214,6 +219,36 @@ class PostgresStore(SQLStore):
             return None
         return Exchanged([], [], seen.alive, now)
 
+    # Housekeeping.
+
+    def prune(self, retention: Retention, limit: int) -> int:
+        pruned = super().prune(retention, limit)
+        if pruned < limit and time.monotonic() >= self._tend_at:
+            self._tend_at = time.monotonic() + TEND_EVERY
+            self.tend_history(retention)
+        return pruned
+
+    def _forget(self, c: Session, ids: Sequence[bytes]) -> None:
+        if postgres_history.is_divided(c):
+            postgres_history.forget(c, ids)
+        else:
+            super()._forget(c, ids)
+
+    def tend_history(self, retention: Retention) -> None:
+        """Where it is divided: partitions for the time to come are made, and one that is over is dropped."""
+        with self._cursor() as c:
+            if not postgres_history.is_divided(c):
+                return
+        for tend in (
+            lambda connection: postgres_history.make_ahead(
+                connection, self.schema.prefix, self._period, self.clock.now()
+            ),
+            lambda connection: postgres_history.remove_old(connection, self.schema.prefix, retention, self.clock.now()),
+        ):
+            # Somebody else does it, or somebody is in the way: another time will do.
+            with suppress(StoreUnavailable), self._changing("history", postgres_history.PATIENCE) as connection:
+                tend(connection)
+
     # Waiting.
 
     def watch(self, queues: Selected) -> Watch:
@@ -239,8 +274,8 @@ class PostgresStore(SQLStore):
 
     def exists(self) -> bool:
         with self._connections.session() as c:
-            find = "select 1 from pg_namespace where nspname = $1"
-            return c.plain(find, [self.schema]).fetchone() is not None
+            find = "select 1 from pg_tables where schemaname = $1 and tablename = $2"
+            return c.plain(find, [self.schema, named(LEDGER, self.schema.prefix)]).fetchone() is not None
 
     def examine(self) -> list[Finding]:
         with self._cursor() as c:
@@ -248,33 +283,43 @@ class PostgresStore(SQLStore):
 
     def migrate(self) -> list[str]:
         known = steps("postgres")
+        with self._changing("migrate", "5s") as connection:
+            find = "select 1 from pg_namespace where nspname = %s"
+            if connection.execute(find, [self.schema]).fetchone() is None:
+                connection.execute(sql.SQL("create schema {}").format(sql.Identifier(self.schema)))
+            ledger = named(LEDGER, self.schema.prefix)
+            connection.execute(CREATE_LEDGER.format(ledger=ledger).encode())
+            done = {number for (number,) in connection.execute(f"select number from {ledger}".encode())}
+            if (newest := max(done, default=0)) > known[-1].number + 1:
+                # One step ahead is a deploy under way, and its schema keeps us working.
+                raise SchemaError(
+                    f"The database has schema {newest}, but this Packhorse knows {known[-1].number}. Upgrade it."
+                )
+            missing = [step for step in known if step.number not in done]
+            for step in missing:
+                connection.execute(prefixed_schema(step.sql, "postgres", self.schema.prefix).encode())
+                row = (step.number, step.name)
+                connection.execute(f"insert into {ledger} values (%s, %s)".encode(), row)
+            if self._period is not None:
+                postgres_history.divide(connection, self.schema.prefix, self._period, self.clock.now())
+        return [step.name for step in missing]
+
+    @contextmanager
+    def _changing(self, what: str, patience: str) -> Iterator[Connection]:
+        """A transaction that changes tables; one at a time for each schema."""
         connection = self._connections.take()
         try:
             with connection.transaction():
                 # Behind a pooler nothing is left of what a session was told.
-                connection.execute("select set_config('search_path', %s, true)", [quoted(self.schema)])
-                connection.execute("select pg_advisory_xact_lock(%s)", [lock_key(self.schema, "migrate")])
-                find = "select 1 from pg_namespace where nspname = %s"
-                if connection.execute(find, [self.schema]).fetchone() is None:
-                    connection.execute(sql.SQL("create schema {}").format(sql.Identifier(self.schema)))
-                connection.execute(LEDGER)
-                done = {number for (number,) in connection.execute("select number from packhorse_schema")}
-                if (newest := max(done, default=0)) > known[-1].number + 1:
-                    # One step ahead is a deploy under way, and its schema keeps us working.
-                    raise SchemaError(
-                        f"The database has schema {newest}, but this Packhorse knows {known[-1].number}. Upgrade it."
-                    )
-                missing = [step for step in known if step.number not in done]
-                for step in missing:
-                    connection.execute(step.sql.encode())
-                    row = (step.number, step.name)
-                    connection.execute("insert into packhorse_schema values (%s, %s)", row)
+                path = "select set_config('search_path', %s, true), set_config('lock_timeout', %s, true)"
+                connection.execute(path, [quoted(self.schema), patience])
+                connection.execute("select pg_advisory_xact_lock(%s)", [lock_key(self.schema, what)])
+                yield connection
         except BaseException as error:
             connection.close()
             raise_translated(error)
             raise
         self._connections.give_back(connection)
-        return [step.name for step in missing]
 
     def schema_version(self) -> int:
         with self._cursor() as c:
@@ -423,7 +468,7 @@ class PostgresStore(SQLStore):
             with connection.pipeline():
                 self._connections.begin(c, connection)
                 numbers = postgres_copy.numbers(c, len(jobs))
-            postgres_copy.write(connection, jobs, numbers, self.clock.now())
+            postgres_copy.write(connection, self.schema.prefix, jobs, numbers, self.clock.now())
             failpoint("insert.before_commit")
             with connection.pipeline():
                 c.plain(RING, ring_arguments(self.schema, Bell.READY))
@@ -493,9 +538,10 @@ class Parsed(NamedTuple):
     """A store URL: what the driver is told, and what only we know of."""
 
     conninfo: str
-    schema: str
+    schema: Schema
     pooled: bool | None
     skip_locked: bool
+    period: int | None
 
 
 POOLERS = {"": None, "transaction": True, "session": False}
@@ -508,10 +554,13 @@ def parse(url: str) -> Parsed:
     schema = options.pop("schema", SCHEMA)
     if not schema or "\0" in schema or len(schema.encode()) > 63:
         raise StoreURLError(url, "the schema's name must have 1 to 63 bytes")
+    prefix = checked_prefix(url, options.pop("prefix", PREFIX if schema == "public" else ""))
     if (pooler := options.pop("pooler", "")) not in POOLERS:
         raise StoreURLError(url, "pooler must be transaction or session")
     if (skip_locked := options.pop("skip_locked", "true").lower()) not in YES_NO:
         raise StoreURLError(url, "skip_locked must be true or false")
+    if (history := options.pop("history", "")) not in ("", *postgres_history.PERIODS):
+        raise StoreURLError(url, f"history must be one of {', '.join(postgres_history.PERIODS)}")
     hosts = options.get("host", unquote(parts.hostname or "")).split(",")
     near = all(host in LOCAL_HOSTS or host.startswith(("/", "@")) for host in hosts)
     if not near and "sslmode" not in options:
@@ -523,4 +572,6 @@ def parse(url: str) -> Parsed:
         psycopg.conninfo.conninfo_to_dict(text)
     except psycopg.ProgrammingError as error:
         raise StoreURLError(url, str(error).strip()) from None
-    return Parsed(text, schema, POOLERS[pooler], YES_NO[skip_locked])
+    return Parsed(
+        text, Schema(schema, prefix), POOLERS[pooler], YES_NO[skip_locked], postgres_history.PERIODS.get(history)
+    )

@@ -28,7 +28,7 @@ from packhorse.errors import (
 )
 from packhorse.stores import postgres_arrays
 from packhorse.stores.postgres_clock import ASK, ServerClock
-from packhorse.stores.postgres_session import Session
+from packhorse.stores.postgres_session import Schema, Session
 
 log = logging.getLogger("packhorse.store")
 
@@ -154,7 +154,7 @@ class Backend(NamedTuple):
 class Connections:
     """A pool that grows with the threads that use it at once."""
 
-    def __init__(self, conninfo: str, schema: str, *, pooled: bool | None = None, skip_locked: bool = True) -> None:
+    def __init__(self, conninfo: str, schema: Schema, *, pooled: bool | None = None, skip_locked: bool = True) -> None:
         """`pooled` tells whether a pooler that hands out transactions stands between; None finds out."""
         self._conninfo = conninfo
         self.schema = schema

@@ -18,9 +18,9 @@ from packhorse.stores.sql_exchange import narrow_row
 LEAST = 500  # jobs: it takes five round trips more, which cost more than it saves where there are fewer
 CHUNK = 1_000  # rows in memory at once
 NUMBERS = "select string_agg(int8send(nextval('job_n')), '') from generate_series(1, $1)"
-PAYLOADS = "copy payload (n, id, task, body, created_at, tags) from stdin (format binary)"
+PAYLOADS = "copy {prefix}payload (n, id, task, body, created_at, tags) from stdin (format binary)"
 JOBS = """
-    copy job (n, id, state, queue, rank, order_key, run_at, expires_at, share, limited, waits_on)
+    copy {prefix}job (n, id, state, queue, rank, order_key, run_at, expires_at, share, limited, waits_on)
     from stdin (format binary)
 """
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -35,10 +35,10 @@ def numbers(c: Session, jobs: int) -> bytes:
     return bytes(found)
 
 
-def write(connection: psycopg.Connection[Row], jobs: Sequence[NewJob], numbers: bytes, now: int) -> None:
+def write(connection: psycopg.Connection[Row], prefix: str, jobs: Sequence[NewJob], numbers: bytes, now: int) -> None:
     """Jobs of which is_plain is true, in the transaction that is open; no pipeline may be."""
-    for table, row in ((PAYLOADS, _wide), (JOBS, _narrow)):
-        with connection.cursor().copy(table.encode()) as copy:
+    for text, row in ((PAYLOADS, _wide), (JOBS, _narrow)):
+        with connection.cursor().copy(text.format(prefix=prefix).encode()) as copy:
             copy.write(HEADER)
             for chunk in _chunks(row, jobs, numbers, now):
                 copy.write(chunk)

@@ -136,13 +136,13 @@ TAKE = f"""
         {{picked}}
     ), numbered as (
         select n, row_number() over (order by {{order}}) as place from picked
-    ), job as (
+    ), taken as (
         update job set
             state = 4, epoch = epoch + 1, process = ?, nonce = ?, claimed_at = ?,
             started_at = case when place <= ? then cast(? as bigint) end
         from numbered where job.n = any(array[numbered.n]) returning job.*, place
     )
-    select {CLAIMED_ROW} from job left join payload on payload.id = any(array[job.id]) order by place
+    select {CLAIMED_ROW} from taken as job left join payload on payload.id = any(array[job.id]) order by place
 """
 TAKE_OF_ONE = TAKE.format(
     before="",

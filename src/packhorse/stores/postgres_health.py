@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from packhorse.clock import SECOND
 from packhorse.stores.contract import Finding, Level
-from packhorse.stores.postgres_session import Session
+from packhorse.stores.postgres_session import Schema, Session
 
 OLD_SNAPSHOT = 300.0  # seconds: what is dead since then cannot be removed
 DEAD_SHARE, DEAD_LEAST = 0.5, 10_000
@@ -27,7 +27,7 @@ OLDEST = """
 """
 CONNECTIONS = "select count(*) from pg_stat_activity where backend_type = 'client backend'"
 DEAD = """
-    select n_live_tup, n_dead_tup from pg_stat_user_tables where schemaname = $1 and relname = 'job'
+    select n_live_tup, n_dead_tup from pg_stat_user_tables where schemaname = $1 and relname = $2
 """
 SWITCHED_OFF = """
     select relname::text from pg_class
@@ -35,7 +35,7 @@ SWITCHED_OFF = """
 """
 
 
-def examine(c: Session, schema: str, now: int, *, pooled: bool) -> list[Finding]:
+def examine(c: Session, schema: Schema, now: int, *, pooled: bool) -> list[Finding]:
     """`now` is what we take for the time."""
     [(version, fsync, whole_pages, durable, autovacuum, most, its_now)] = c.plain(SERVER).fetchall()
     [(connections,)] = c.plain(CONNECTIONS).fetchall()
@@ -74,13 +74,13 @@ def _transactions(c: Session) -> Finding:
     return Finding(Level.OK, "transactions", "No transaction is open for long.")
 
 
-def _vacuum(c: Session, quoted: str, schema: str, autovacuum: str) -> Iterator[Finding]:
+def _vacuum(c: Session, quoted: str, schema: Schema, autovacuum: str) -> Iterator[Finding]:
     off = [name for (name,) in c.plain(SWITCHED_OFF, [quoted]).fetchall()]
     if autovacuum == "off" or off:
         which = f"for {', '.join(sorted(off))}" if off and autovacuum != "off" else "on this server"
         text = f"Autovacuum is switched off {which}: dead rows stay, and claims get slower and slower."
         yield Finding(Level.PROBLEM, "vacuum", text, "Switch it on.")
-    for live, dead in c.plain(DEAD, [schema]).fetchall():
+    for live, dead in c.plain(DEAD, [schema, f"{schema.prefix}job"]).fetchall():
         text = f"The table of jobs has {dead:,} dead rows and {live:,} live ones."
         if dead >= DEAD_LEAST and dead > DEAD_SHARE * (dead + live):
             remedy = "Run VACUUM on it; if they come back, look for transactions that are open for long."

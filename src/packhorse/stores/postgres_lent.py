@@ -18,7 +18,7 @@ from psycopg import pq
 from packhorse.errors import ConfigError, StoreError, StoreUnavailable
 from packhorse.stores.lending import async_driver_connection, driver_connection, is_async, named
 from packhorse.stores.postgres_connections import SETTINGS, raise_translated, register_dumpers
-from packhorse.stores.postgres_session import Lock, Row, Session
+from packhorse.stores.postgres_session import Lock, Row, Schema, Session
 from packhorse.stores.postgres_watch import ring_arguments
 from packhorse.stores.sql_store import Bell
 
@@ -68,7 +68,7 @@ class LentSession(Session):
 class Borrower:
     """Strokes on what callers lend, for one store."""
 
-    def __init__(self, schema: str, where: Callable[[], Row]) -> None:
+    def __init__(self, schema: Schema, where: Callable[[], Row]) -> None:
         self._schema = schema
         self._where = where
         self._known: WeakSet[Any] = WeakSet()  # lines that lead to the store's own database

@@ -15,6 +15,7 @@ import psycopg
 
 from packhorse.stores.postgres_arrays import columns
 from packhorse.stores.sql import Subject
+from packhorse.stores.sql_names import prefixed
 
 Row = tuple[Any, ...]
 Lock = tuple[Subject, int]
@@ -35,10 +36,21 @@ TAKE = "select pg_advisory_xact_lock(key) from unnest($1::bigint[]) as key"
 TRY = "select bool_and(pg_try_advisory_xact_lock(key)) from unnest($1::bigint[]) as key"
 
 
+class Schema(str):
+    """Its name, and what the names of our tables in it begin with."""
+
+    prefix: str
+
+    def __new__(cls, name: str, prefix: str = "") -> Schema:
+        schema = super().__new__(cls, name)
+        schema.prefix = prefix
+        return schema
+
+
 @cache
-def said(statement: str) -> str:
+def said(statement: str, prefix: str = "") -> str:
     """A shared statement in the words of PostgreSQL."""
-    text = LEFT_OUT.sub("", statement)
+    text = LEFT_OUT.sub("", prefixed(statement, prefix))
     for here, there in SAID_DIFFERENTLY.items():
         text = text.replace(here, there)
     text = ONE_OF.sub(r"= any(?::\1[])", text)
@@ -58,10 +70,14 @@ def _unnest(types: Sequence[str]) -> str:
     return f"select * from unnest({', '.join(f'?::{type}[]' for type in types)})"
 
 
+def lock_key(schema: Schema, *name: object) -> int:
+    """Stands for something of this store, among all advisory locks of the database."""
+    return _lock_key(schema, schema.prefix, *name)
+
+
 @cache
-def lock_key(schema: str, *name: object) -> int:
-    """Stands for something in this schema, among all advisory locks of the database."""
-    text = "\0".join(["packhorse", schema, *map(str, name)])
+def _lock_key(schema: str, prefix: str, *name: object) -> int:
+    text = "\0".join(["packhorse", schema, *([prefix] if prefix else []), *map(str, name)])
     return int.from_bytes(sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
@@ -105,7 +121,7 @@ class Session:
     FOR_UPDATE: ClassVar[str] = "for update of job"
     FOR_SHARE: ClassVar[str] = "for share of job"
 
-    def __init__(self, connection: psycopg.Connection[Row], schema: str, *, skip_locked: bool = True) -> None:
+    def __init__(self, connection: psycopg.Connection[Row], schema: Schema, *, skip_locked: bool = True) -> None:
         self._connection = connection
         self._schema = schema
         self._held: frozenset[Lock] = frozenset()
@@ -114,11 +130,14 @@ class Session:
 
     def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Found:
         self._untouched = False
-        text = said(statement)
-        return self.plain(text if self._skip_locked else text.replace("skip locked", ""), parameters)
+        text = said(statement, self._schema.prefix)
+        return self._run(text if self._skip_locked else text.replace("skip locked", ""), parameters)
 
     def plain(self, text: str, parameters: Sequence[Any] = ()) -> Found:
         """A text of PostgreSQL's own."""
+        return self._run(prefixed(text, self._schema.prefix), parameters)
+
+    def _run(self, text: str, parameters: Sequence[Any]) -> Found:
         cursor = psycopg.RawCursor(self._connection)
         cursor.execute(text, parameters, binary=True)
         return Found(cursor)
@@ -126,7 +145,7 @@ class Session:
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> None:
         self._untouched = False
         cursor = psycopg.RawCursor(self._connection)
-        cursor.executemany(said(statement).encode(), list(rows))
+        cursor.executemany(said(statement, self._schema.prefix).encode(), list(rows))
 
     def batched(self, statement: str, rows: Sequence[Row], *first: Any) -> Found | None:
         if not rows:

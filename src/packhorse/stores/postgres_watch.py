@@ -22,7 +22,7 @@ from psycopg import sql
 from packhorse.errors import StoreError
 from packhorse.stores.contract import Watch
 from packhorse.stores.postgres_connections import Connection, Connections, quoted, raise_translated
-from packhorse.stores.postgres_session import lock_key
+from packhorse.stores.postgres_session import Schema, lock_key
 from packhorse.stores.sql_store import Bell
 
 COUNTERS = {Bell.READY: "change_ready", Bell.ENDED: "change_ended"}
@@ -35,13 +35,13 @@ CALL_WITHIN = 2.0  # seconds for a call to oneself to arrive
 log = logging.getLogger("packhorse.store")
 
 
-def channel(schema: str, bell: Bell) -> str:
+def channel(schema: Schema, bell: Bell) -> str:
     return f"packhorse_{lock_key(schema, 'channel') & 0xFFFFFFFF:08x}_{bell.value}"
 
 
-def ring_arguments(schema: str, bell: Bell) -> list[Any]:
+def ring_arguments(schema: Schema, bell: Bell) -> list[Any]:
     keys = [lock_key(schema, what, bell.value) for what in ("writing", "listening")]
-    return [channel(schema, bell), COUNTERS[bell], *keys]
+    return [channel(schema, bell), f"{schema.prefix}{COUNTERS[bell]}", *keys]
 
 
 class PostgresWatch(Watch):

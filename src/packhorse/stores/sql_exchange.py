@@ -207,10 +207,11 @@ def reload(c: Session, outcome: Outcome) -> None:
     c.execute(FORGET_RELOAD, (id,))
 
 
-def delete(c: Session, ids: Sequence[bytes]) -> None:
+def delete(c: Session, ids: Sequence[bytes], tables: Sequence[str] = WIDE_TABLES) -> None:
+    """Jobs, and what belongs to them in these tables."""
     rows = [(id,) for id in ids]
     c.batched("delete from job where n in (select n from payload where id in ({rows:bytea}))", rows)
-    for table in WIDE_TABLES:
+    for table in tables:
         c.batched(f"delete from {table} where id in ({{rows:bytea}})", rows)
     c.batched("delete from edge where child in ({rows:bytea})", rows)
 

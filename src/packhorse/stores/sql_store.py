@@ -299,13 +299,16 @@ class SQLStore(Store):
         def forget(c: Session) -> int:
             admission.forget_unused(c, self.clock.now())
             ids = self._prunable(c, retention, limit, c.FOR_UPDATE)
-            sql_exchange.delete(c, ids)
+            self._forget(c, ids)
             c.execute("delete from unique_key where lapses_at <= ?", (self.clock.now(),))
             sql_schedules.forget_ticks(c, self.clock.now())
             results = c.execute(FORGET_RESULTS, (RESULT_PRUNED, self.clock.now(), limit)).rowcount
             return len(ids) + results + sql_signals.forget_old(c, self.clock.now(), limit)
 
         return self._stroke("prune", forget)
+
+    def _forget(self, c: Any, ids: Sequence[bytes]) -> None:
+        sql_exchange.delete(c, ids)
 
     def _prunable(self, c: Session, retention: Retention, limit: int, locked: str) -> list[bytes]:
         found: list[tuple[int, int, bytes]] = []

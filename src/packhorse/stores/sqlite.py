@@ -24,6 +24,7 @@ from packhorse.stores.lending import is_async
 from packhorse.stores.migrate import steps
 from packhorse.stores.sql_admission import Freed, Runs
 from packhorse.stores.sql_exchange import InUse
+from packhorse.stores.sql_names import LEDGER, checked_prefix, named, prefixed_schema
 from packhorse.stores.sql_store import ALIVE, Bell, SQLStore
 from packhorse.stores.sqlite_ballast import Ballast
 from packhorse.stores.sqlite_batches import Session
@@ -57,7 +58,8 @@ class SQLiteStore(SQLStore):
         self.clock = clock or SystemClock()
         path, options = _parse(url)
         self.path = path
-        self._connections = Connections(path, options.get("synchronous", "full"))
+        self.prefix = checked_prefix(url, options.get("prefix", ""))
+        self._connections = Connections(path, options.get("synchronous", "full"), self.prefix)
         self._ballast = Ballast(path)
         self._migrated = False
         self._warn_at = 0.0
@@ -225,7 +227,8 @@ class SQLiteStore(SQLStore):
     def migrate(self) -> list[str]:
         known = steps("sqlite")
         with self._connections.transaction() as c:
-            c.execute("create table if not exists packhorse_schema (number integer primary key, name text not null)")
+            ledger = named(LEDGER, self.prefix)
+            c.execute(f"create table if not exists {ledger} (number integer primary key, name text not null)")
             done = {number for (number,) in c.execute("select number from packhorse_schema")}
             if (newest := max(done, default=0)) > known[-1].number + 1:
                 # One step ahead is a deploy under way, and its schema keeps us working.
@@ -234,7 +237,7 @@ class SQLiteStore(SQLStore):
                 )
             missing = [step for step in known if step.number not in done]
             for step in missing:
-                for statement in _statements(step.sql):
+                for statement in _statements(prefixed_schema(step.sql, "sqlite", self.prefix)):
                     c.execute(statement)
                 c.execute("insert into packhorse_schema values (?, ?)", (step.number, step.name))
         return [step.name for step in missing]
@@ -281,7 +284,7 @@ class SQLiteStore(SQLStore):
                 f"The jobs are in the SQLite database {self.path}: lend a connection of Python's sqlite3, which is no "
                 "async one, with `with app.on(connection)`."
             )
-        return sqlite_lent.stroke(lent, self.path, work)
+        return sqlite_lent.stroke(lent, self.path, self.prefix, work)
 
     def _insert(self, c: Session, jobs: Sequence[NewJob], now: int) -> list[bytes]:
         return sqlite_exchange.insert(c, jobs, now)
@@ -303,7 +306,8 @@ class SQLiteStore(SQLStore):
     def _is_current(self) -> bool:
         """Looked at without the write lock, which the caller may have who lends a connection."""
         with self._connections.cursor() as c:
-            if c.execute("select 1 from sqlite_schema where name = 'packhorse_schema'").fetchone() is None:
+            ledger = named(LEDGER, self.prefix)
+            if c.execute("select 1 from sqlite_schema where name = ?", (ledger,)).fetchone() is None:
                 return False
             [newest] = c.execute("select max(number) from packhorse_schema").fetchone()
             return bool(newest == steps("sqlite")[-1].number)
@@ -319,8 +323,9 @@ def _parse(url: str) -> tuple[Path, dict[str, str]]:
     if not path or path == ":memory:":
         raise StoreURLError(url, "it names no file (for jobs in memory use memory://)")
     options = dict(parse_qsl(parts.query))
-    if unknown := set(options) - {"synchronous"}:
-        raise StoreURLError(url, f"there is no option {sorted(unknown)[0]!r}; there is only synchronous=full|normal")
+    if unknown := set(options) - {"synchronous", "prefix"}:
+        why = f"there is no option {sorted(unknown)[0]!r}; there are only synchronous=full|normal and prefix"
+        raise StoreURLError(url, why)
     if options.get("synchronous", "full") not in ("full", "normal"):
         raise StoreURLError(url, "synchronous must be full or normal")
     return Path(path).absolute(), options

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Protocol
 
+from packhorse.stores.sql_names import prefixed
+
 _SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
@@ -51,6 +53,18 @@ class Session(sqlite3.Connection):
 
     def hold(self, *subject: object) -> None:
         pass
+
+
+class PrefixedSession(Session):
+    """Where the names of our tables begin with something."""
+
+    prefix = ""
+
+    def execute(self, statement: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        return super().execute(prefixed(statement, self.prefix), parameters)
+
+    def executemany(self, statement: str, rows: Any, /) -> sqlite3.Cursor:
+        return super().executemany(prefixed(statement, self.prefix), rows)
 
 
 _texts: dict[tuple[str, int, int], str] = {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
-from packhorse.stores.sqlite_batches import Session
+from packhorse.stores.sqlite_batches import PrefixedSession, Session
 from packhorse.stores.sqlite_place import prepare_place
 
 DEADLINE = 5.0
@@ -89,7 +89,7 @@ class Connection:
     It belongs to the thread that has claimed it, first of all to the one that made it. Anybody may find it closed.
     """
 
-    def __init__(self, path: Path, synchronous: str, inode: int) -> None:
+    def __init__(self, path: Path, synchronous: str, inode: int, prefix: str = "") -> None:
         self._claimed = threading.Lock()
         self._user = 0
         self.closed = False
@@ -109,14 +109,16 @@ class Connection:
                 isolation_level=None,
                 check_same_thread=False,
                 cached_statements=512,
-                factory=Session,
+                factory=PrefixedSession if prefix else Session,
             )
             check_same(path, inode)
+            if isinstance(self.sqlite, PrefixedSession):
+                self.sqlite.prefix = prefix
             self.sqlite.text_factory = as_text
             self.sqlite.execute("pragma journal_mode = wal")
             self.sqlite.execute(f"pragma synchronous = {synchronous}")
             self.sqlite.execute("pragma mmap_size = 0")
-            self.sqlite.execute("pragma cache_size = -1024")
+            self.sqlite.execute("pragma cache_size = -512")
             self.sqlite.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
             self.sqlite.execute("pragma journal_size_limit = 67108864")
             self.release()
@@ -258,8 +260,9 @@ class Transaction:
 class Connections:
     """A pool that grows with the threads that use it at once, and shrinks when they have become fewer."""
 
-    def __init__(self, path: Path, synchronous: str = "full") -> None:
+    def __init__(self, path: Path, synchronous: str = "full", prefix: str = "") -> None:
         self.path = path
+        self.prefix = prefix
         self._synchronous = synchronous
         self._idle: list[Connection] = []  # who came back last is taken first, so the first was idle the longest
         self._tidied_at = 0.0
@@ -333,7 +336,7 @@ class Connections:
             self._check_place()
             with _gate:
                 connection = self._take_idle()
-            return connection or Connection(self.path, self._synchronous, self._inode)
+            return connection or Connection(self.path, self._synchronous, self._inode, self.prefix)
         except (sqlite3.Error, OSError) as error:
             raise_translated(error)
             raise

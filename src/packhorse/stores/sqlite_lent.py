@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from packhorse.errors import ConfigError, StoreUnavailable
 from packhorse.stores.lending import driver_connection, named
+from packhorse.stores.sql_names import prefixed
 from packhorse.stores.sqlite_batches import batched, read
 from packhorse.stores.sqlite_connections import as_text, raise_translated
 
@@ -25,14 +26,15 @@ class LentSession:
     FOR_UPDATE: ClassVar[str] = ""
     FOR_SHARE: ClassVar[str] = ""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, prefix: str) -> None:
         self._connection = connection
+        self._prefix = prefix
 
     def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> sqlite3.Cursor:
-        return self._cursor().execute(statement, parameters)
+        return self._cursor().execute(prefixed(statement, self._prefix), parameters)
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> sqlite3.Cursor:
-        return self._cursor().executemany(statement, rows)
+        return self._cursor().executemany(prefixed(statement, self._prefix), rows)
 
     def batched(self, statement: str, rows: Sequence[tuple[Any, ...]], *first: Any) -> int:
         return batched(self, statement, rows, *first)
@@ -47,7 +49,7 @@ class LentSession:
         return sqlite3.Cursor(self._connection)  # which knows nothing of the connection's row factory
 
 
-def stroke(lent: object, path: Path, work: Callable[[LentSession], T]) -> T:
+def stroke(lent: object, path: Path, prefix: str, work: Callable[[LentSession], T]) -> T:
     """In the transaction that is open, or the one that Python would open; where it opens none, in one of our own."""
     connection = driver_connection(lent)
     if not isinstance(connection, sqlite3.Connection):
@@ -57,7 +59,7 @@ def stroke(lent: object, path: Path, work: Callable[[LentSession], T]) -> T:
         )
     try:
         with _our_texts(connection):
-            c = LentSession(connection)
+            c = LentSession(connection, prefix)
             _check_file(c, path)
             with _transaction(connection, c):
                 return work(c)
