@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from packhorse.clock import SECOND, ManualClock
 from packhorse.errors import StoreDataError
 from packhorse.job import Claim, JobState, NewJob
@@ -91,6 +93,9 @@ class Pair(ABC):
             Outcome(token, JobState.SCHEDULED, delay=self.luck.choice([0, 2 * SECOND])),
         ]
         return [self.luck.choice(ways)]
+
+
+PARTS = [*range(4), *(pytest.param(part, marks=pytest.mark.thorough) for part in range(4, 8))]
 
 
 def live_alike(kind: type[Pair], part: int, histories: int) -> None:

@@ -8,7 +8,7 @@ from packhorse.clock import SECOND
 from packhorse.job import NewJob
 from packhorse.limits import Claimed, Conflict, Hold, Pace, Terms, UniqueConflict
 from packhorse.stores.contract import Act, Paused, Retention, Selection
-from tests.contract.alike import Pair, live_alike
+from tests.contract.alike import PARTS, Pair, live_alike
 
 KEYS = ("a/1", "a/2", "b/1")
 RATES = ("a/1", "r/1")
@@ -105,6 +105,6 @@ class Admission(Pair):
         assert all(view.holders <= 4 for view in views[0]), "more permits than any number allowed"
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", PARTS)
 def test_both_admit_the_same_jobs_in_the_same_order(part: int):
     live_alike(Admission, part, 40)

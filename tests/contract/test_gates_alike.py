@@ -9,7 +9,7 @@ from packhorse.limits import Claimed, Hold, Terms, UniqueConflict
 from packhorse.outcome import Outcome, succeed
 from packhorse.queues import EVERYTHING
 from packhorse.stores.contract import GATE, Act, Retention, Selection
-from tests.contract.alike import Pair, live_alike
+from tests.contract.alike import PARTS, Pair, live_alike
 
 FLOWS = [bytes([n]) * 16 for n in range(3)]
 
@@ -141,6 +141,6 @@ class Gates(Pair):
                 assert open_ends, f"{id.hex()} waits for jobs that have ended"
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", PARTS)
 def test_both_open_the_same_gates(part: int):
     live_alike(Gates, part, 20)

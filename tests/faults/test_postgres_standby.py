@@ -51,6 +51,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         servers[0].run("select pg_reload_conf()")
         wait_until(lambda: servers[0].run(SYNCHRONOUS), "the standby keeps up")
         pair = Pair(tmp_path, *servers)
+        pair.settings |= {"lease": 120.0, "heartbeat": 1.0}  # nobody's is over while one takes the other's place
         yield pair
         pair.end()
     except Missing as missing:
@@ -96,7 +97,7 @@ def test_workers_go_on_with_the_standby_and_nothing_acknowledged_is_lost(pair: P
     assert workers.stop() == 0
     pair.check([*acknowledged, running])
     assert len(pair.lines("running", "start")) == 1
-    assert took < 15
+    assert took < 60  # a few seconds, where the machine has nothing else to do
 
 
 def test_a_standby_is_refused_by_itself_and_passed_over_beside_the_primary(pair: Pair):

@@ -116,6 +116,7 @@ def test_an_order_holds_though_its_owner_dies(place: Place, act: str, dies: str)
         workers.kill()
         workers.kill_child(pid)
         workers.wait_children_gone()
+        place.end_leases()
         workers = place.workers()
     else:
         workers.kill_child(pid)

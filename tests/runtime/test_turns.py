@@ -116,13 +116,13 @@ def test_a_rate_is_exact_over_time_though_it_is_looked_at_late(app: Packhorse, c
     @app.task(rate="7/s")
     def ping(number: int) -> None: ...
 
-    app.enqueue_many(ping.call(number) for number in range(1_000))
+    app.enqueue_many(ping.call(number) for number in range(300))
     hands = Hands(app)
     done = len(hands.work(1_000))
-    for step in range(1, 601):
+    for step in range(1, 301):
         clock.advance(0.1 + step % 7 * 1e-6)
         done += len(hands.work(1_000))
-    assert done == 7 * 60 + 1
+    assert done == 7 * 30 + 1
 
 
 def test_the_dispatcher_is_told_when_the_next_token_comes(app: Packhorse, clock: ManualClock):

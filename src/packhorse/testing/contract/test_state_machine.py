@@ -536,4 +536,4 @@ def test_many_long_histories(new_store: Callable[[Clock], Store]):
     if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
         live(new_store, examples=2_000, steps=100)
     else:
-        live(new_store, examples=120, steps=50)
+        live(new_store, examples=60, steps=50)
