@@ -1,10 +1,16 @@
-"""A PostgreSQL server that is killed, restarted or frozen under workers: they go on when it is back."""
+"""A PostgreSQL server that is killed, restarted, frozen or full under workers: they go on when it is back."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from packhorse.errors import StoreUnavailable
+from packhorse.stores.contract import Level
+from packhorse.stores.postgres import PostgresStore
+from packhorse.testing.contract.helpers import insert, states
 from tests.faults.harness import PostgresPlace
 from tests.servers.postgres import Missing, Server
 
@@ -50,3 +56,70 @@ def test_workers_go_on_when_the_server_is_back(killable: PostgresPlace, how: str
     place.check([held, *after])
     assert len(place.lines("held", "start")) == 1
     assert len(workers.pids("worker")) == 1
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[PostgresPlace]:
+    """With room for few."""
+    try:
+        server = Server()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    try:
+        server.start(max_connections="20", superuser_reserved_connections="0")
+        place = PostgresPlace(tmp_path, server)
+        yield place
+        place.end()
+    finally:
+        server.remove()
+
+
+def take_all(server: Server, crowd: ExitStack) -> None:
+    """Until the server lets nobody in any more, whoever was there before."""
+    while True:
+        try:
+            crowd.enter_context(closing(psycopg.connect(server.conninfo("postgres"))))
+        except psycopg.OperationalError:
+            return
+
+
+@pytest.mark.servers
+def test_a_server_without_a_free_connection_is_one_clear_error(small: PostgresPlace):
+    """Who is connected goes on, who is not is told, and the next call finds one again."""
+    first, second = PostgresStore(small.url), PostgresStore(small.url)
+    try:
+        insert(first, "a")
+        with ExitStack() as crowd:
+            take_all(small.server, crowd)
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match="too many clients"):
+                    insert(second, "b")
+            insert(first, "c")
+            [found] = [finding for finding in first.examine() if finding.about == "connections"]
+            assert found.level is Level.WARNING
+        insert(second, "b")
+        assert sorted(states(first)) == ["a", "b", "c"]
+    finally:
+        first.close()
+        second.close()
+
+
+@pytest.mark.servers
+def test_workers_that_find_no_connection_wait_for_one(small: PostgresPlace):
+    """Their lines are cut and others take their places; what ran meanwhile is written down later, and runs once."""
+    place, server = small, small.server
+    held = place.enqueue("hold", "held")
+    workers = place.workers("--concurrency", "2")
+    place.wait_started("held")
+    with ExitStack() as crowd:
+        server.run("select 1")  # a line of its own, before there is no more room
+        take_all(server, crowd)
+        server.run("select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'packhorse'")
+        take_all(server, crowd)
+        place.let_go("held")
+        workers.wait_log("too many clients")
+    after = place.enqueue_many("note", *[(f"after-{n}",) for n in range(5)])
+    place.wait_all_finished()
+    assert workers.stop() == 0
+    place.check([held, *after])
+    assert len(place.lines("held", "start")) == 1

@@ -34,7 +34,7 @@ from packhorse.stores.postgres_connections import (
 )
 from packhorse.stores.postgres_direct import Direct, Sent
 from packhorse.stores.postgres_health import examine
-from packhorse.stores.postgres_lent import WHERE, Borrower, LentSession
+from packhorse.stores.postgres_lent import WHERE, Borrower, LentSession, Outdated, waiters
 from packhorse.stores.postgres_session import Lock, Missing, Schema, Session, lock_key
 from packhorse.stores.postgres_watch import RING, PostgresWatch, ring_arguments
 from packhorse.stores.sql_admission import ARRIVED, Freed
@@ -490,6 +490,24 @@ class PostgresStore(SQLStore):
     def _finish(self, c: Session, outcomes: Sequence[Outcome], now: int) -> Freed | None:
         ended = postgres_exchange.write(c, outcomes, now)
         return postgres_exchange.finish(c, ended, now, postgres_exchange.in_use(postgres_exchange.look(c)))[1]
+
+    def _complete(self, c: Any, outcome: Outcome) -> bool:
+        """A transaction that sees old rows would leave those behind for ever who have come to wait since it began.
+
+        Its own look is compared with one that sees everything, while nobody else can come or go: the job is locked by
+        then, and where somebody is seen to wait for it, the gates are held.
+        """
+        if not isinstance(c, LentSession) or not c.looks_back:
+            return super()._complete(c, outcome)
+        seen = waiters(c, outcome.token.id)
+        completed = super()._complete(c, outcome)
+        with self._cursor() as own:
+            there = waiters(own, outcome.token.id)
+        if completed and not there <= seen:
+            raise Outdated(
+                "others have come to wait for the job since the transaction began, or what they wait for ended"
+            )
+        return completed
 
     def _still_ours(self, c: Session, token: Token) -> bool:
         return c.execute(postgres_exchange.STILL_OURS, token).fetchone() is not None

@@ -17,7 +17,7 @@ from psycopg import pq
 
 from packhorse.errors import ConfigError, StoreError, StoreUnavailable
 from packhorse.stores.lending import async_driver_connection, driver_connection, is_async, named
-from packhorse.stores.postgres_connections import SETTINGS, raise_translated, register_dumpers
+from packhorse.stores.postgres_connections import RETRIED, SETTINGS, raise_translated, register_dumpers
 from packhorse.stores.postgres_session import Lock, Row, Schema, Session
 from packhorse.stores.postgres_watch import ring_arguments
 from packhorse.stores.sql_store import Bell
@@ -35,6 +35,19 @@ SET = """
 RING_AT_COMMIT = """
     insert into bell (transaction, channel, counter, writing, listening)
     values (pg_current_xact_id(), $1, $2, $3, $4) on conflict do nothing
+"""
+# All who wait for a job, directly or behind others, and how it stands with whom they wait for.
+WAITERS = """
+    with recursive below (id) as (
+        select edge.child from edge where edge.parent = ?
+        union
+        select edge.child from below join edge on edge.parent = below.id
+    )
+    select edge.child, edge.parent, edge.need, edge.ended, its.state, its.watched,
+           case when edge.parent <> ? then other.state end
+    from below join edge on edge.child = below.id
+         join payload as wide on wide.id = edge.child join job as its on its.n = wide.n
+         left join payload as parent on parent.id = edge.parent left join job as other on other.n = parent.n
 """
 WHERE = "select current_database()::text, system_identifier from pg_control_system()"
 
@@ -60,9 +73,23 @@ class LentSession(Session):
     connection; the server finds it, and ends one of those in it.
     """
 
+    @property
+    def looks_back(self) -> bool:
+        """It sees what was there when its transaction began, and not what is there behind a lock."""
+        [(level,)] = self.plain("show transaction_isolation").fetchall()
+        return bool(level != "read committed")
+
     def take(self, locks: frozenset[Lock]) -> None:
         if new := sorted(locks - self._held):
             self._wait_for(new)
+
+
+class Outdated(psycopg.errors.SerializationFailure):
+    """As the server says it, where it cannot know."""
+
+
+def waiters(c: Session, id: bytes) -> set[Row]:
+    return set(c.execute(WAITERS, (id, id)).fetchall())
 
 
 class Borrower:
@@ -79,6 +106,9 @@ class Borrower:
         try:
             with _borrowed(lent, loop) as (theirs, guest):
                 return self._do(theirs, guest, work, bell)
+        except RETRIED as error:  # what the transaction has seen is no longer so: only its owner can do it all again
+            text = str(error).strip().split("\n")[0]
+            raise StoreUnavailable(f"PostgreSQL: {text}. Roll back, and do the whole transaction again.") from error
         except Exception as error:
             raise_translated(error)
             raise
