@@ -23,7 +23,7 @@ from tests.faults.harness import Place, Workers
 from tests.waiting import wait_until
 
 LATE = 15.0  # seconds, the bound of F79
-SOON = 5.0  # seconds; a machine that does nothing else needs less than one
+SOON = 1.0  # seconds, of the quickest of each schedule
 
 Moment = tuple[str, int]
 
