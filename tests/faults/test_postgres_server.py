@@ -13,6 +13,9 @@ from packhorse.stores.postgres import PostgresStore
 from packhorse.testing.contract.helpers import insert, states
 from tests.faults.harness import PostgresPlace
 from tests.servers.postgres import Missing, Server
+from tests.waiting import wait_until
+
+OURS = "application_name = 'packhorse'"
 
 
 @pytest.fixture
@@ -114,8 +117,14 @@ def test_workers_that_find_no_connection_wait_for_one(small: PostgresPlace):
     with ExitStack() as crowd:
         server.run("select 1")  # a line of its own, before there is no more room
         take_all(server, crowd)
-        server.run("select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'packhorse'")
-        take_all(server, crowd)
+
+        def push_out() -> bool:
+            """Some of them may be back before the others are in: then once more."""
+            server.run(f"select pg_terminate_backend(pid, 5000) from pg_stat_activity where {OURS}")
+            take_all(server, crowd)
+            return not server.run(f"select 1 from pg_stat_activity where {OURS}")
+
+        wait_until(push_out, "none of them is connected", 60)
         place.let_go("held")
         workers.wait_log("too many clients")
     after = place.enqueue_many("note", *[(f"after-{n}",) for n in range(5)])
