@@ -1,7 +1,7 @@
 """PostgreSQL with its history in partitions: the same promises, and old rows go without being deleted one by one."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,6 +29,7 @@ from packhorse.testing.contract.test_prune import *  # noqa: F403
 from packhorse.testing.contract.test_reseal import *  # noqa: F403
 from tests.contract.stores import EMPTY, on_kept_lines, schemas
 from tests.servers.postgres import Server
+from tests.waiting import wait_until
 
 DAY = 86_400 * SECOND
 WORKER = b"w" * 16
@@ -289,6 +290,36 @@ def test_one_that_writes_into_an_old_partition_is_not_overlooked(place: Place, p
     found = place.store.job(late.id)
     assert found is not None
     assert found.payload == b"late"
+
+
+def test_one_that_comes_to_write_there_after_the_look_is_not_lost(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """Nobody writes into a partition any more once it was seen who is left in it."""
+    place.clock.step(5 * DAY // SECOND)
+    late = NewJob(bytes(15) + b"x", "task", b"late")
+    other = place.open()
+    original = postgres_history._still_there
+    looks: list[str] = []
+    written: list[Future[list[bytes]]] = []
+    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like '%payload%'"
+
+    def look(*args: Any) -> list[bytes] | None:
+        found = original(*args)
+        looks.append(args[2].name)
+        if looks == ["before"] * 2:  # the second look is the one that counts
+            written.append(threads.submit(other.insert, [late]))
+            wait_until(lambda: written[0].done() or place.server.run(waiting), "it is written, or waits")
+        return found
+
+    with ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr(postgres_history, "_still_there", look)
+        place.tend()
+        monkeypatch.undo()
+        assert written[0].result(30) == [late.id]
+    place.tend()
+    found = place.store.job(late.id)
+    assert found is not None
+    assert found.payload == b"late"
+    other.close()
 
 
 def test_two_who_tend_it_at_once(place: Place):
