@@ -85,7 +85,7 @@ class PostgresStore(SQLStore):
         self._migrated = False
         self._migrating = ThreadLock()
         self._called = Event()
-        self._guess: str | None = None  # the queue where the last jobs came from
+        self._guess: str | None = None  # the queue where the last jobs came from, where any would do
         self._detours, self._detour = 0, DETOUR
 
     # Hot.
@@ -133,7 +133,7 @@ class PostgresStore(SQLStore):
             exchanged = self._exchange_directly(it, bell)
         if exchanged is None:
             exchanged = self._stroke("exchange", stroke, bell)
-        if exchanged.claims:
+        if exchanged.claims and any(entry.wildcard for entry in queues):
             self._guess = exchanged.claims[-1].queue
         return exchanged
 
