@@ -78,6 +78,8 @@ class ContextTaskDecorator(Protocol):
 class Packhorse:
     """`Packhorse("shop")` keeps its jobs in $PACKHORSE_STORE, else in packhorse.db beside you."""
 
+    path: str | None = None  # as module:name, where no variable of a module holds it
+
     def __init__(
         self,
         name: str,
@@ -264,9 +266,19 @@ class Packhorse:
         return Lending(self, connection)
 
     @property
+    def lent(self) -> Lent | None:
+        """What a caller lends to those who enqueue here."""
+        return lent_to(self)
+
+    @property
     def writing(self) -> Store | Lent:
         """Where to write what is enqueued here."""
-        return lent_to(self) or self.store
+        return self.lent or self.store
+
+    @property
+    def looking(self) -> Store | Lent:
+        """Where to look for one job."""
+        return self.store
 
     def enqueue(self, call: Call[R]) -> JobHandle[R]:
         return self._insert([call])[0]
@@ -301,7 +313,7 @@ class Packhorse:
     ) -> list[bytes]:
         """Insert calls batch by batch, as members of a flow if one is named; the ids that stand for them."""
         ids: list[bytes] = []
-        with Behind(here=lent_to(self) is not None) as behind:  # while one batch is written, the next is made
+        with Behind(here=self.lent is not None) as behind:  # while one batch is written, the next is made
 
             def collect(taken: list[Call[R]]) -> None:
                 """What was written meanwhile; `taken` are calls of the batch behind it."""

@@ -50,7 +50,10 @@ class Arguments(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """How values of one type travel: `encode` gives what the codec can carry, `decode` takes it back."""
+    """How values of one type travel: `encode` gives what the codec can carry, `decode` takes it back.
+
+    Without a name, what it gives travels in the value's place, and nothing takes it back.
+    """
 
     name: str
     type: type
@@ -64,6 +67,7 @@ class Codec:
         self._harmless = min(2 * self.caps.depth, self.caps.items)  # bytes that can break neither bound
         self._by_type: dict[type, Tag] = {tag.type: tag for tag in _BUILT_IN}
         self._by_name: dict[str, Tag] = {tag.name: tag for tag in _BUILT_IN}
+        self._families: list[Callable[[type], Tag | None]] = []
 
     @property
     def registered(self) -> tuple[type, ...]:
@@ -83,11 +87,22 @@ class Codec:
             raise ConfigError(f"{tag.type.__name__} is already registered under the name {known!r}.")
         self._by_name[tag.name] = self._by_type[tag.type] = tag
 
+    def register_family(self, tag_of: Callable[[type], Tag | None]) -> None:
+        """Types too many to be named: `tag_of` is asked once for each that is met and not known."""
+        self._families.append(tag_of)
+
+    def _found(self, kind: type) -> Tag | None:
+        for tag_of in self._families:
+            if (tag := tag_of(kind)) is not None:
+                self._by_type[kind] = tag
+                return tag
+        return None
+
     # Writing.
 
     def encode_arguments(self, args: Iterable[Any], kwargs: dict[str, Any], names: tuple[str, ...] = ()) -> Encoded:
         """`names` are the parameter names of the positional arguments, for error messages."""
-        writer = _Writer(self._by_type, self.caps)
+        writer = _Writer(self._by_type, self._found, self.caps)
         place: int | str = 0
         plain_args: list[Any] = []
         plain_kwargs: dict[str, Any] = {}
@@ -126,7 +141,7 @@ class Codec:
         return encoded
 
     def _encode(self, value: Any, what: str, *, keys: bool = True) -> Encoded:
-        writer = _Writer(self._by_type, self.caps)
+        writer = _Writer(self._by_type, self._found, self.caps)
         try:
             plain = writer.value(value, 0)
         except _Unstorable as error:
@@ -265,8 +280,9 @@ _PLAIN = (str, int, float, bool, type(None), list, dict)
 class _Writer:
     """Walks a value once and gives what JSON can take; one budget of items for the whole payload."""
 
-    def __init__(self, tags: dict[type, Tag], caps: Caps) -> None:
+    def __init__(self, tags: dict[type, Tag], find: Callable[[type], Tag | None], caps: Caps) -> None:
         self._tags = tags
+        self._find = find
         self._left = caps.items
         self._depth = caps.depth
         self.typed = False
@@ -290,16 +306,20 @@ class _Writer:
         return value
 
     def _tagged(self, value: Any, depth: int) -> Any:
-        tag = self._tags.get(type(value))
+        tag = self._tags.get(type(value)) or self._find(type(value))
         if tag is None:
             raise _Unstorable(_describe(type(value)))
-        self.typed = True
         try:
             data = tag.encode(value)
         except _Unstorable:
             raise
+        except PayloadError as error:
+            raise _Unstorable(str(error)) from None
         except Exception as error:  # an application's encode may raise anything
             raise _Unstorable(f"a {tag.name} cannot be encoded: {type(error).__name__}.") from None
+        if not tag.name:
+            return self.value(data, depth + 1)
+        self.typed = True
         if tag.name in _SETS:
             plain = sorted(self._list(data, depth), key=_dump)  # the same set is the same text
         else:

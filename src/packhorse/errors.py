@@ -143,6 +143,14 @@ class PayloadError(PackhorseError, ValueError):
     """An argument or result that cannot be stored."""
 
 
+class DeserializationError(PayloadError):
+    """An argument stands for something that is no longer there, so the task cannot begin: the job is undecodable."""
+
+    def __init__(self, why: str, *, discard: bool = False):
+        super().__init__(why)
+        self.discard = discard
+
+
 class EnqueueError(PackhorseError):
     """The store did not take the job; its own error is the cause.
 

@@ -32,7 +32,7 @@ class JobHandle(Generic[R_co]):
         return self._app.public(self._stored())
 
     def _stored(self) -> StoredJob:
-        job = self._app.store.job(self._raw_id)
+        job = self._app.looking.job(self._raw_id)
         if job is None:
             raise JobNotFound(self.id)
         return job

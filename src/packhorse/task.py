@@ -352,6 +352,7 @@ class BaseTask(Generic[P, R_co]):
         self.takes_context = takes_context
         self.aliases = aliases
         self.rules = rules
+        self.frames_around = 0  # of the function, that nobody wants to see in a traceback
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self._signature = _signature(function, takes_context)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

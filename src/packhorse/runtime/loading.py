@@ -56,6 +56,8 @@ def here_first() -> str:
 
 def path_of(app: Packhorse) -> str | None:
     """How another process can load the application that this one has; None where no module holds it."""
+    if app.path is not None:
+        return app.path
     for name, module in list(sys.modules.items()):
         for attribute, value in list(getattr(module, "__dict__", {}).items()):
             if value is not app:

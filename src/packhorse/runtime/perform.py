@@ -20,6 +20,7 @@ from packhorse.context import Context, Progress, performing
 from packhorse.errors import (
     Cancel,
     ClaimLost,
+    DeserializationError,
     Interrupted,
     NotCommitted,
     PayloadError,
@@ -334,7 +335,8 @@ class Performer:
         log.error("job %s was not performed: %s", to_text(claim.token.id), error, extra=_extra(claim))
         settings = self._app.settings
         # By the settings alone: its task's name is no more to be trusted than the rest of it.
-        keep = 0 if settings.drop_undecodable else default_keep(settings, JobState.FAILED)
+        drop = settings.drop_undecodable or (isinstance(error, DeserializationError) and error.discard)
+        keep = 0 if drop else default_keep(settings, JobState.FAILED)
         return refuse(claim, FailureKind.UNDECODABLE, error)._replace(keep=keep)
 
     def _tell_started(self, claim: Claim) -> None:
@@ -417,9 +419,11 @@ class Performer:
         elif why is Why.TIMEOUT and isinstance(error, TimedOut | asyncio.CancelledError):
             text = f"The task has run longer than its timeout of {prepared.timeout:g} s."
             error = TimedOut(text).with_traceback(error.__traceback__)
+        elif isinstance(error, DeserializationError):
+            return self._refused(claim, error)
         task = prepared.task
         mask = self._mask(claim, prepared)
-        skip = 1 if task.is_coroutine else 3 if self._app.performing else 2
+        skip = task.frames_around + (1 if task.is_coroutine else 3 if self._app.performing else 2)
         try:
             outcome = decide(claim, error, task.policy, duration, skip_frames=skip, mask=mask)
         except BaseException as broken:  # the task's own backoff, or a wait that is no length

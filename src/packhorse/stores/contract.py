@@ -421,6 +421,10 @@ class Lent(ABC):
     def complete(self, outcome: Outcome) -> bool:
         """Write how a job ended; False, and nothing written, where it runs no longer under that token."""
 
+    @abstractmethod
+    def job(self, id: bytes) -> StoredJob | None:
+        """As `Store.job`, with what the transaction has written so far."""
+
 
 class Store(ABC):
     """Promises are kept here; policies are unknown here. Every method may be called from any thread."""

@@ -22,7 +22,7 @@ from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 from packhorse.stores import postgres_copy, postgres_direct, postgres_exchange, postgres_history, sql_exchange
 from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, ProcessInfo, Retention, Watch
-from packhorse.stores.migrate import steps
+from packhorse.stores.migrate import LEDGER_COLUMNS, steps
 from packhorse.stores.postgres_connections import (
     MARK,
     RETRIED,
@@ -64,9 +64,6 @@ DRIVER = {
     "keepalives_count": "3",
 }
 LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1", "[::1]")
-CREATE_LEDGER = """
-    create table if not exists {ledger} (number bigint not null primary key, name text collate "C" not null)
-"""
 
 
 class PostgresStore(SQLStore):
@@ -288,7 +285,7 @@ class PostgresStore(SQLStore):
             if connection.execute(find, [self.schema]).fetchone() is None:
                 connection.execute(sql.SQL("create schema {}").format(sql.Identifier(self.schema)))
             ledger = named(LEDGER, self.schema.prefix)
-            connection.execute(CREATE_LEDGER.format(ledger=ledger).encode())
+            connection.execute(f"create table if not exists {ledger} ({LEDGER_COLUMNS['postgres']})".encode())
             done = {number for (number,) in connection.execute(f"select number from {ledger}".encode())}
             if (newest := max(done, default=0)) > known[-1].number + 1:
                 # One step ahead is a deploy under way, and its schema keeps us working.
@@ -443,7 +440,7 @@ class PostgresStore(SQLStore):
         self, lent: object, loop: AbstractEventLoop | None, work: Callable[[LentSession], T], bell: Bell
     ) -> T:
         self._ensure_schema()
-        return self._borrower.stroke(lent, loop, work, bell)
+        return self._borrower.stroke(lent, loop, work, bell, trusted=self.hosted)
 
     def _where(self) -> tuple[Any, ...]:
         with self._cursor() as c:
@@ -514,7 +511,7 @@ class PostgresStore(SQLStore):
 
     def _ensure_schema(self) -> None:
         """No command is needed before the first use."""
-        if not self._migrated:
+        if not self._migrated and not self.hosted:
             with self._migrating:
                 if not self._migrated:
                     self.migrate()

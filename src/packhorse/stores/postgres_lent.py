@@ -101,10 +101,19 @@ class Borrower:
         self._known: WeakSet[Any] = WeakSet()  # lines that lead to the store's own database
 
     def stroke(
-        self, lent: object, loop: asyncio.AbstractEventLoop | None, work: Callable[[LentSession], T], bell: Bell
+        self,
+        lent: object,
+        loop: asyncio.AbstractEventLoop | None,
+        work: Callable[[LentSession], T],
+        bell: Bell,
+        *,
+        trusted: bool = False,
     ) -> T:
+        """A trusted connection is known to lead to the store's own database."""
         try:
             with _borrowed(lent, loop) as (theirs, guest):
+                if trusted:
+                    self._known.add(theirs)
                 return self._do(theirs, guest, work, bell)
         except RETRIED as error:  # what the transaction has seen is no longer so: only its owner can do it all again
             text = str(error).strip().split("\n")[0]

@@ -127,6 +127,8 @@ class SQLStore(Store):
     NTH_DUE: ClassVar[str] = "select order_key, id from job where state = 1 order by order_key, id limit 1 offset ?"
 
     clock: Clock
+    hosted = False
+    """Whether another program makes the tables and lends its own connections to them: they need no looking at first."""
 
     def __init__(self) -> None:
         self._admission = admission.Admission()
@@ -494,11 +496,14 @@ class SQLStore(Store):
 
     def job(self, id: bytes) -> StoredJob | None:
         with self._cursor() as c:
-            row = c.execute(f"{sql_jobs.WIDE} where payload.id = ?", (id,)).fetchone()
-            if row is None:
-                return None
-            columns = "number, process, started_at, ended_at, failure, spent"
-            attempts = c.execute(f"select {columns} from attempt where id = ? order by epoch", (id,)).fetchall()
+            return self._job(c, id)
+
+    def _job(self, c: Any, id: bytes) -> StoredJob | None:
+        row = c.execute(f"{sql_jobs.WIDE} where payload.id = ?", (id,)).fetchone()
+        if row is None:
+            return None
+        columns = "number, process, started_at, ended_at, failure, spent"
+        attempts = c.execute(f"select {columns} from attempt where id = ? order by epoch", (id,)).fetchall()
         return sql_jobs.wide(row, tuple(sql_jobs.attempt(*attempt) for attempt in attempts))
 
     def entries(self, id: bytes) -> list[Entry]:
@@ -606,6 +611,9 @@ class LentSQL(Lent):
 
     def complete(self, outcome: Outcome) -> bool:
         return self._do(lambda c: self._store._complete(c, outcome), Bell.ENDED)
+
+    def job(self, id: bytes) -> StoredJob | None:
+        return self._do(lambda c: self._store._job(c, id), Bell.NOBODY)
 
     def _do(self, work: Callable[[Any], T], bell: Bell) -> T:
         return self._store._lent_stroke(self._connection, self._loop, work, bell)

@@ -6,7 +6,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -21,7 +21,7 @@ from packhorse.queues import Selected
 from packhorse.stores import sql_exchange, sqlite_exchange, sqlite_lent
 from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, Lent, ProcessInfo, Retention, Watch
 from packhorse.stores.lending import is_async
-from packhorse.stores.migrate import steps
+from packhorse.stores.migrate import LEDGER_COLUMNS, in_parts, steps
 from packhorse.stores.sql_admission import Freed, Runs
 from packhorse.stores.sql_exchange import InUse
 from packhorse.stores.sql_names import LEDGER, checked_prefix, named, prefixed_schema
@@ -228,7 +228,7 @@ class SQLiteStore(SQLStore):
         known = steps("sqlite")
         with self._connections.transaction() as c:
             ledger = named(LEDGER, self.prefix)
-            c.execute(f"create table if not exists {ledger} (number integer primary key, name text not null)")
+            c.execute(f"create table if not exists {ledger} ({LEDGER_COLUMNS['sqlite']})")
             done = {number for (number,) in c.execute("select number from packhorse_schema")}
             if (newest := max(done, default=0)) > known[-1].number + 1:
                 # One step ahead is a deploy under way, and its schema keeps us working.
@@ -237,7 +237,7 @@ class SQLiteStore(SQLStore):
                 )
             missing = [step for step in known if step.number not in done]
             for step in missing:
-                for statement in _statements(prefixed_schema(step.sql, "sqlite", self.prefix)):
+                for statement in in_parts(prefixed_schema(step.sql, "sqlite", self.prefix)):
                     c.execute(statement)
                 c.execute("insert into packhorse_schema values (?, ?)", (step.number, step.name))
         return [step.name for step in missing]
@@ -284,7 +284,8 @@ class SQLiteStore(SQLStore):
                 f"The jobs are in the SQLite database {self.path}: lend a connection of Python's sqlite3, which is no "
                 "async one, with `with app.on(connection)`."
             )
-        return sqlite_lent.stroke(lent, self.path, self.prefix, work)
+        path = None if self.hosted else self.path
+        return sqlite_lent.stroke(lent, path, self.prefix, work, writes=bell is not Bell.NOBODY)
 
     def _insert(self, c: Session, jobs: Sequence[NewJob], now: int) -> list[bytes]:
         return sqlite_exchange.insert(c, jobs, now)
@@ -297,7 +298,7 @@ class SQLiteStore(SQLStore):
 
     def _ensure_schema(self) -> None:
         """The embedded store needs no command before its first use."""
-        if not self._migrated:
+        if not self._migrated and not self.hosted:
             with first_use:
                 if not self._is_current():
                     self.migrate()
@@ -329,13 +330,3 @@ def _parse(url: str) -> tuple[Path, dict[str, str]]:
     if options.get("synchronous", "full") not in ("full", "normal"):
         raise StoreURLError(url, "synchronous must be full or normal")
     return Path(path).absolute(), options
-
-
-def _statements(script: str) -> Iterable[str]:
-    """The statements of a schema file, so that they can share one transaction (executescript would commit)."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

@@ -49,18 +49,26 @@ class LentSession:
         return sqlite3.Cursor(self._connection)  # which knows nothing of the connection's row factory
 
 
-def stroke(lent: object, path: Path, prefix: str, work: Callable[[LentSession], T]) -> T:
-    """In the transaction that is open, or the one that Python would open; where it opens none, in one of our own."""
+def stroke(
+    lent: object, path: Path | None, prefix: str, work: Callable[[LentSession], T], *, writes: bool = True
+) -> T:
+    """In the transaction that is open, or the one that Python would open; where it opens none, in one of our own.
+
+    Without a path the connection is known to be the right one.
+    """
     connection = driver_connection(lent)
     if not isinstance(connection, sqlite3.Connection):
         raise ConfigError(
-            f"The jobs are in the SQLite database {path}: lend a connection of Python's sqlite3 to it, or what leads "
-            f"to one, not a {named(connection)}."
+            f"The jobs are in {'an' if path is None else 'the'} SQLite database {path or ''}: lend a connection of "
+            f"Python's sqlite3 to it, or what leads to one, not a {named(connection)}."
         )
     try:
         with _our_texts(connection):
             c = LentSession(connection, prefix)
-            _check_file(c, path)
+            if path is not None:
+                _check_file(c, path)
+            if not writes:
+                return work(c)
             with _transaction(connection, c):
                 return work(c)
     except sqlite3.ProgrammingError as error:
