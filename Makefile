@@ -5,6 +5,7 @@ MINUTES ?= 10
 SEEDS ?= 10000
 ARGS ?=
 CASES ?= not thorough
+DJANGOS ?=
 
 PY := $(VENV)/bin/python
 
@@ -13,10 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all check bench chaos pins clean
+.PHONY: help demo test test-all test-django check bench chaos pins clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  PYTHON=python3.13 chooses the interpreter, VENV=folder another environment, ARGS=... is passed on.'
 
@@ -26,12 +27,17 @@ demo: $(VENV)/.stamp-run ## run the example: enqueue, perform, look (no server n
 test: $(VENV)/.stamp-dev ## run the whole test suite
 	@scripts/install-for-tests || test -z "$$CI"
 	$(PY) -m pytest -n 2 --dist worksteal -m '$(CASES)' $(ARGS)
+	@test -n "$(ARGS)" || VENV='$(VENV)' scripts/test-django $(DJANGOS) -q
+
+test-django: $(VENV)/.stamp-dev ## run the tests of the Django part alone: each Django once, on SQLite or PostgreSQL
+	@scripts/install-for-tests || test -z "$$CI"
+	VENV='$(VENV)' scripts/test-django $(DJANGOS) $(ARGS)
 
 test-all: ## run the whole test suite, every case of it, on every supported Python found here
 	@found=; for version in 3.11 3.12 3.13 3.14; do \
 	    if ! python$$version -c '' 2>/dev/null; then echo "Python $$version: not found"; continue; fi; \
 	    echo "Python $$version:"; found=yes; \
-	    $(MAKE) --no-print-directory test CASES= PYTHON=python$$version VENV=.venv-$$version || exit 1; \
+	    $(MAKE) --no-print-directory test CASES= DJANGOS=all PYTHON=python$$version VENV=.venv-$$version || exit 1; \
 	done; test -n "$$found"
 
 check: $(VENV)/.stamp-dev ## format, lint, types and the fast tests, in under a minute

@@ -1,0 +1,22 @@
+"""Packhorse for Django sites: a backend for `TASKS`, and tasks with our options."""
+
+from packhorse.django.arguments import InvalidArgument, ModelReference
+from packhorse.django.backend import PackhorseBackend, aenqueue_many, enqueue_many
+from packhorse.django.performing import TaskContext
+from packhorse.django.results import TaskResult
+from packhorse.django.tasks import Call, Task, task
+from packhorse.errors import DeserializationError
+
+__all__ = [
+    "Call",
+    "DeserializationError",
+    "InvalidArgument",
+    "ModelReference",
+    "PackhorseBackend",
+    "Task",
+    "TaskContext",
+    "TaskResult",
+    "aenqueue_many",
+    "enqueue_many",
+    "task",
+]

@@ -1,0 +1,136 @@
+"""Tasks of the tests' site. What they saw is kept in `seen`, for tests that perform them in their own process."""
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+from django.db import connection, transaction
+from django.utils import timezone, translation
+
+from packhorse import limit
+from packhorse.django import TaskContext, compat, task
+from packhorse.errors import Retry
+from tests.django.shop.models import Order
+
+try:
+    from django.tasks import task as stock_task
+except ImportError:
+    from django_tasks import task as stock_task
+
+seen: list[Any] = []
+gate = threading.Event()
+
+
+@stock_task
+def double(number: int) -> int:
+    return 2 * number
+
+
+@task
+def keep(*args: Any, **kwargs: Any) -> None:
+    seen.append((args, kwargs))
+
+
+@task
+async def adouble(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+@stock_task(takes_context=True)
+def which_attempt(context: compat.TaskContext, wanted: int) -> list[Any]:
+    if context.attempt < wanted:
+        raise Retry(after=0)
+    return [context.attempt, context.task_result.id, len(context.task_result.errors)]
+
+
+@task(retries=2, backoff=0, takes_context=True)
+def third_time_lucky(context: TaskContext) -> list[Any]:
+    if context.attempt < 3:
+        raise ValueError(f"attempt {context.attempt}")
+    context.packhorse.progress(1, 1, "done")
+    return [context.attempt, len(context.task_result.errors), context.packhorse.attempt]
+
+
+@task(retries=1, backoff=0)
+def never(why: str = "in vain") -> None:
+    raise ValueError(why)
+
+
+@task
+def pay(order: Order, *others: Any) -> int:
+    order.paid = True
+    order.save()
+    return order.number
+
+
+@task
+async def apay(order: Order) -> int:
+    order.paid = True
+    await order.asave()
+    return order.number
+
+
+@task(discard_missing=True)
+def pay_if_there(order: Order) -> None:
+    order.paid = True
+    order.save()
+
+
+@task
+def anything(value: Any) -> Any:
+    seen.append(value)
+    return value
+
+
+@task
+def unstorable() -> object:
+    return object()
+
+
+@task
+def leak() -> list[str]:
+    found = [translation.get_language(), timezone.get_current_timezone_name()]
+    translation.activate("de")
+    timezone.activate("Asia/Tokyo")
+    return found
+
+
+@task
+def wait() -> None:
+    assert gate.wait(20)
+
+
+@task(limit=limit("{account}"), expires=timedelta(hours=1), tags=("money",), timeout=30)
+def book(account: str) -> None:
+    pass
+
+
+@task(unique=True)
+def once(number: int) -> None:
+    pass
+
+
+@task(enqueue_on_commit=True)
+def after_commit(number: int) -> None:
+    pass
+
+
+@task(backend="elsewhere", enqueue_on_commit=False)
+def at_once(number: int) -> None:
+    pass
+
+
+@task(queue_name="mail", priority=7, isolate=True)
+def apart(number: int) -> int:
+    return -number
+
+
+@task
+def complete_inside(order: Order) -> None:
+    from packhorse import current_context
+
+    with transaction.atomic():
+        Order.objects.filter(pk=order.pk).update(paid=True)
+        current_context().complete_with(connection)
