@@ -22,6 +22,7 @@ FACTS: dict[str, Any] = {
     "awaits": Awaits("approved:42"),
     "delay": 5,
     "failure": Failure(FailureKind.EXCEPTION, "ValueError", "no", "Traceback …"),
+    "discard": True,
     "id": "0198c5a0-0000-7000-8000-000000000000",
     "ids": ("one", "two"),
     "key": "nightly",
