@@ -9,7 +9,7 @@ from django.test import TransactionTestCase
 from packhorse import Act, Change, Embedded, Selection
 from packhorse.django import TaskResult, compat
 from packhorse.django.application import Application
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 Status = compat.TaskResultStatus
 DUMMY = f"{type(compat.task_backends).__module__}.backends.dummy.DummyBackend"
@@ -48,14 +48,14 @@ class WorkingTestCase(TransactionTestCase):
         cls.enterClassContext(working())
 
 
-def ended(result: TaskResult) -> TaskResult:
+def ended(result: TaskResult, patience: float = PATIENCE) -> TaskResult:
     """The result of a job that workers perform meanwhile."""
 
     def finished() -> bool:
         result.refresh()
         return bool(result.is_finished)
 
-    wait_until(finished, f"the end of {result.task.module_path}")
+    wait_until(finished, f"the end of {result.task.module_path}", patience)
     return result
 
 

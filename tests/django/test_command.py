@@ -20,6 +20,7 @@ from tests.django.helpers import DUMMY, application, ended, working
 from tests.django.shop import tasks
 from tests.django.shop.models import Order
 
+BOOTING = 60.0  # four fresh Pythons that import Django
 PATH = "packhorse.django.discovery:default"
 MANAGE = [sys.executable, "-m", "django", "packhorse"]
 
@@ -49,8 +50,8 @@ class Running(TransactionTestCase):
         apart = tasks.apart.enqueue(5)
         app = application()
         with supervised():
-            assert [ended(result).return_value for result in results] == [3, 4, 4]
-            assert ended(apart).return_value == -5
+            assert [ended(result, BOOTING).return_value for result in results] == [3, 4, 4]
+            assert ended(apart, BOOTING).return_value == -5
             roles = sorted(process.role for process in app.inspection.processes())
             assert roles == ["dispatcher", "scheduler", "supervisor", "worker"]
         order.refresh_from_db()

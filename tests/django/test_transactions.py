@@ -178,7 +178,7 @@ class Committing(TransactionTestCase):
         assert (result.status, order.paid) == ("SUCCESSFUL", True)
 
 
-_RENAME = f"alter table {'packhorse.' if connection.vendor == 'postgresql' else ''}payload rename to gone"
+_RENAME = "alter table packhorse_payload rename to gone"
 
 
 class Requests(TransactionTestCase):

@@ -14,7 +14,7 @@ from packhorse.django import compat, options, tasks
 from packhorse.django.arguments import InvalidArgument, teach
 from packhorse.django.performing import performed_by
 from packhorse.django.places import open_alias, place_of
-from packhorse.errors import PayloadError
+from packhorse.errors import ConfigError, PayloadError
 from packhorse.hooks import Occasion
 from packhorse.lending import lent_to
 from packhorse.limits import make_rules
@@ -47,6 +47,15 @@ def application(backend: PackhorseBackend) -> Application:
                 before.close()
         app.params = backend.params
         return app
+
+
+def application_at(database: str) -> Application:
+    """One whose jobs are in that database."""
+    for alias in compat.task_backends.settings:
+        backend = compat.task_backends[alias]
+        if hasattr(backend, "application") and backend.application.backend_options.database == database:
+            return backend.application
+    raise ConfigError(f"No entry of TASKS keeps jobs in the database {database!r}.")
 
 
 class Application(Packhorse):

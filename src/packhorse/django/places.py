@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -15,6 +16,9 @@ from packhorse.stores.sql_store import SQLStore
 # What Django tells itself or its driver in OPTIONS, and libpq does not know.
 NOT_FOR_LIBPQ = {"assume_role", "client_encoding", "context", "cursor_factory", "isolation_level", "pool"}
 NOT_FOR_LIBPQ |= {"prepare_threshold", "row_factory", "server_side_binding"}
+# Django's tables are made in the first of these, so that ours are, too.
+SEARCH_PATH = re.compile(r"\bsearch_path\s*=\s*\"?(\w+)")
+PREFIX = "packhorse_"
 
 
 def place_of(alias: str) -> tuple[Any, ...]:
@@ -30,7 +34,8 @@ def open_alias(alias: str, clock: Clock) -> Store:
         case "sqlite" if connection.is_in_memory_db():
             store: Any = _in_memory(clock)
         case "sqlite":
-            store = open_store(f"sqlite:///{quote(str(connection.settings_dict['NAME']))}", clock)
+            path = quote(str(connection.settings_dict["NAME"]))
+            store = open_store(f"sqlite:///{path}?prefix={PREFIX}", clock)
         case "postgresql":
             store = open_store(_postgres_url(connection.settings_dict), clock)
         case other:
@@ -47,6 +52,8 @@ def _postgres_url(told: dict[str, Any]) -> str:
     given = {name: value for name, value in told.get("OPTIONS", {}).items() if name not in NOT_FOR_LIBPQ}
     options = {name: str(value) for name, value in given.items() if isinstance(value, str | int)}
     options.setdefault("sslmode", "prefer")  # as Django's own connections have it
+    found = SEARCH_PATH.search(options.get("options", ""))
+    options |= {"schema": found[1] if found else "public", "prefix": PREFIX}
     for name, value in (("host", told["HOST"]), ("port", told["PORT"]), ("user", told["USER"])):
         if value:
             options[name] = str(value)
@@ -70,4 +77,4 @@ def _in_memory(clock: Clock) -> Store:
 
         _cursor = _transaction = _unreachable
 
-    return InMemoryStore("sqlite:///in-memory", clock)
+    return InMemoryStore(f"sqlite:///in-memory?prefix={PREFIX}", clock)

@@ -49,9 +49,7 @@ class LentSession:
         return sqlite3.Cursor(self._connection)  # which knows nothing of the connection's row factory
 
 
-def stroke(
-    lent: object, path: Path | None, prefix: str, work: Callable[[LentSession], T], *, writes: bool = True
-) -> T:
+def stroke(lent: object, path: Path | None, prefix: str, work: Callable[[LentSession], T], *, writes: bool = True) -> T:
     """In the transaction that is open, or the one that Python would open; where it opens none, in one of our own.
 
     Without a path the connection is known to be the right one.
