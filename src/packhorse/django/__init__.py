@@ -2,6 +2,7 @@
 
 from packhorse.django.arguments import InvalidArgument, ModelReference
 from packhorse.django.backend import PackhorseBackend, aenqueue_many, enqueue_many
+from packhorse.django.decorators import limits_concurrency, recurring
 from packhorse.django.performing import TaskContext
 from packhorse.django.results import TaskResult
 from packhorse.django.tasks import Call, Task, task
@@ -18,5 +19,7 @@ __all__ = [
     "TaskResult",
     "aenqueue_many",
     "enqueue_many",
+    "limits_concurrency",
+    "recurring",
     "task",
 ]

@@ -12,6 +12,7 @@ from django.utils import timezone
 from packhorse.app import Packhorse
 from packhorse.django import compat, options, tasks
 from packhorse.django.arguments import InvalidArgument, teach
+from packhorse.django.decorators import recurrent
 from packhorse.django.performing import performed_by
 from packhorse.django.places import open_alias, place_of
 from packhorse.errors import ConfigError, PayloadError
@@ -191,9 +192,21 @@ class Application(Packhorse):
         return varied
 
     def register_declared(self) -> None:
-        """Before a worker begins: all tasks there are."""
+        """Before a worker or a scheduler begins: all tasks there are, and the schedules that belong here.
+
+        Several entries of TASKS may share a place. What is saved from one of them must be what is saved from each.
+        """
         for task in list(tasks.declared.values()):
             self.native(task)
+        known = {it.key for it in self.schedules.declared}
+        for key, it in recurrent.items():
+            backend = it.task.get_backend()
+            if key in known or not hasattr(backend, "application"):
+                continue
+            other = backend.application.backend_options
+            if (other.database, other.store) == (self.backend_options.database, self.backend_options.store):
+                put = self.schedules.declare(it.rule, key, it.args, it.kwargs, it.queue_name, it.priority, it.bounds)
+                put(self.native(it.task))
 
 
 def _on_loop() -> bool:

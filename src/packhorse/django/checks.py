@@ -56,7 +56,7 @@ def _check_database(alias: str, database: str) -> list[Any]:
             )
         )
     name = str(settings.DATABASES[database].get("NAME", ""))
-    if vendor == "sqlite" and (":memory:" in name or "mode=memory" in name):
+    if vendor == "sqlite" and (":memory:" in name or "mode=memory" in name) and not options.testing():
         messages.append(
             checks.Error(
                 f"TASKS[{alias!r}] keeps its jobs in a SQLite database in memory, which no worker can reach.",

@@ -134,8 +134,13 @@ def _settings(
 
 
 def debugging() -> bool:
-    """Whether a key made for development may sign. Django's test runner switches DEBUG off, and has an outbox."""
-    return bool(site.DEBUG) or hasattr(mail, "outbox")
+    """Whether a key made for development may sign."""
+    return bool(site.DEBUG) or testing()
+
+
+def testing() -> bool:
+    """Django's test runner switches DEBUG off and moves databases into memory; an outbox is what it leaves for us."""
+    return hasattr(mail, "outbox")
 
 
 def _several(name: str, given: Mapping[str, Any], kind: type[T]) -> tuple[T, ...]:

@@ -5,11 +5,11 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.utils import timezone, translation
 
 from packhorse import limit
-from packhorse.django import TaskContext, compat, task
+from packhorse.django import TaskContext, compat, limits_concurrency, recurring, task
 from packhorse.errors import Retry
 from tests.django.shop.models import Order
 
@@ -134,3 +134,43 @@ def complete_inside(order: Order) -> None:
     with transaction.atomic():
         Order.objects.filter(pk=order.pk).update(paid=True)
         current_context().complete_with(connection)
+
+
+@recurring("every 2s", key="often", args=("often",))
+@recurring("0 4 * * *", key="at_four", kwargs={"value": "at_four"}, queue_name="mail", priority=-5)
+@task(priority=3)
+def recur(value: str) -> str:
+    seen.append(value)
+    return value
+
+
+@limits_concurrency(key=lambda order: order, to=2, duration=timedelta(minutes=3))
+@task
+def one_of_two(order: Order) -> None:
+    assert gate.wait(20)
+
+
+@limits_concurrency("{account}", group="bank", on_conflict="discard")
+@task
+def transfer(account: str) -> None:
+    pass
+
+
+@limits_concurrency("{account}", group="bank")
+@task
+def withdraw(account: str) -> None:
+    pass
+
+
+@limits_concurrency("{account}")
+@task
+def look_at(account: str) -> None:
+    pass
+
+
+@task
+def connections_in_use(queries: int) -> int:
+    """How many connections of this thread to the site's databases are open, after some queries."""
+    for _ in range(queries):
+        Order.objects.count()
+    return sum(it.connection is not None for it in connections.all(initialized_only=True))
