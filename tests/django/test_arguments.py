@@ -15,7 +15,7 @@ from django.utils.functional import SimpleLazyObject
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy, override
 
-from packhorse import FailureKind, JobState
+from packhorse import FailureKind, JobState, Selection
 from packhorse.django import DeserializationError, InvalidArgument, ModelReference
 from tests.django.helpers import Status, WorkingTestCase, application, ended, performed
 from tests.django.shop import tasks
@@ -38,12 +38,13 @@ class Travelling(WorkingTestCase):
             "order": order,
             "parcels": [parcel, {"nested": (order,)}],
         }
-        before = application().inspection.counts()[JobState.SUCCEEDED]
+        chosen = Selection(tasks={tasks.keep.module_path})
+        before = application().inspection.count(chosen)
         result = tasks.keep.enqueue(1, **given)
         assert result.kwargs["order"] == ModelReference("shop.order", order.pk, "default")
         assert result.kwargs["moment"] == given["moment"]
         assert ended(result).status == Status.SUCCESSFUL
-        assert application().inspection.counts()[JobState.SUCCEEDED] == before + 1
+        assert application().inspection.count(chosen) == before + 1
         assert tasks.seen == [((1,), given)]
         assert type(tasks.seen[0][1]["order"]) is Order
 
