@@ -96,8 +96,9 @@ class Declaring(TestCase):
         for decorator in (limits_concurrency(), recurring("0 4 * * *")):
             with pytest.raises(TypeError, match="above @task"):
                 decorator(module_level)  # type: ignore[type-var]
-        with pytest.raises(ConfigError, match="'often' already"):
-            recurring("0 4 * * *", key="often")(tasks.keep)
+        for known in (tasks.keep, tasks.recur):
+            with pytest.raises(ConfigError, match="'often' already"):
+                recurring("0 4 * * *", key="often")(known)
 
     def test_1B_30_schedules_are_declared_by_all_who_share_the_place(self):
         application("any_queue").register_declared()

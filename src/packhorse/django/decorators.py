@@ -60,7 +60,7 @@ def recurring(
         _check(task, "@recurring")
         its_key = check_name(task.module_path if key is None else key, "schedule key (set one with key=…)")
         known = recurrent.get(its_key)
-        if known is not None and known.task.func is not task.func:
+        if known is not None and (known.task.func is task.func or known.task.module_path != task.module_path):
             raise ConfigError(f"There is a schedule {its_key!r} already. Give each a key of its own with key=….")
         recurrent[its_key] = Recurring(task, schedule, tuple(args), kwargs or {}, queue_name, priority, bounds)
         return task
