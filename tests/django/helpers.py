@@ -9,6 +9,8 @@ from django.test import TransactionTestCase
 from packhorse import Act, Change, Embedded, Selection
 from packhorse.django import TaskResult, compat
 from packhorse.django.application import Application
+from packhorse.ids import from_text
+from tests.django import settings
 from tests.waiting import PATIENCE, wait_until
 
 Status = compat.TaskResultStatus
@@ -37,10 +39,23 @@ def working(alias: str = "default") -> Iterator[None]:
         app.close()
 
 
-class WorkingTestCase(TransactionTestCase):
+class CommittingTestCase(TransactionTestCase):
+    databases = {"default", "other"}
+    available_apps = settings.INSTALLED_APPS  # spares making every permission anew after each test
+
+    def tearDown(self):
+        self.close_stores()
+
+    def close_stores(self):
+        for alias in ("default", "elsewhere"):
+            application(alias).close()
+
+
+class WorkingTestCase(CommittingTestCase):
     """A worker performs what its tests commit."""
 
-    databases = {"default", "other"}
+    def close_stores(self):
+        """The worker needs them."""
 
     @classmethod
     def setUpClass(cls):
@@ -50,12 +65,9 @@ class WorkingTestCase(TransactionTestCase):
 
 def ended(result: TaskResult, patience: float = PATIENCE) -> TaskResult:
     """The result of a job that workers perform meanwhile."""
-
-    def finished() -> bool:
-        result.refresh()
-        return bool(result.is_finished)
-
-    wait_until(finished, f"the end of {result.task.module_path}", patience)
+    app = result.task.get_backend().application
+    assert app.store.wait_jobs([from_text(result.id)], patience), f"{result.task.module_path} does not end"
+    result.refresh()
     return result
 
 

@@ -12,11 +12,11 @@ from unittest.mock import patch
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.test import TransactionTestCase, override_settings
+from django.test import override_settings
 
 from packhorse.django.management.commands.packhorse import plans, with_application
 from tests.django import settings as site
-from tests.django.helpers import DUMMY, application, ended, working
+from tests.django.helpers import DUMMY, CommittingTestCase, application, ended, working
 from tests.django.shop import tasks
 from tests.django.shop.models import Order
 
@@ -41,9 +41,7 @@ def supervised(*words: str) -> Iterator[subprocess.Popen[bytes]]:
     assert process.returncode == 0
 
 
-class Running(TransactionTestCase):
-    databases = {"default", "other"}
-
+class Running(CommittingTestCase):
     def test_1B_5_one_command_starts_everything_for_all_queues(self):
         order = Order.objects.create(number=3)
         results = [tasks.pay.enqueue(order), tasks.double.using(queue_name="mail").enqueue(2), tasks.adouble.enqueue(2)]
@@ -72,7 +70,7 @@ class Running(TransactionTestCase):
             call_command("packhorse")
 
 
-class Planning(TransactionTestCase):
+class Planning(CommittingTestCase):
     def planned(self, **options: Any) -> list[Any]:
         with override_settings(TASKS={"default": {**site.TASKS["default"], "OPTIONS": options}}):
             return plans(application(), PATH, ("worker", "dispatcher", "scheduler"), "INFO")

@@ -8,7 +8,7 @@ import pytest
 from django.apps import apps
 from django.core.management import call_command
 from django.db import connection, connections
-from django.test import TestCase, TransactionTestCase, override_settings
+from django.test import TestCase, override_settings
 from django.utils import timezone
 
 from packhorse import JobState
@@ -16,7 +16,7 @@ from packhorse.django.models import Job, Pause, Payload, Process, ReadOnly, Sche
 from packhorse.django.operations import LEDGER_TABLE, ApplySteps
 from packhorse.django.router import PackhorseRouter, databases
 from packhorse.stores.migrate import steps
-from tests.django.helpers import WorkingTestCase, application, performed
+from tests.django.helpers import CommittingTestCase, WorkingTestCase, application, performed
 from tests.django.shop import tasks
 from tests.django.shop.models import Order
 
@@ -33,12 +33,7 @@ def applied(alias: str = "default") -> list[int]:
         return [number for (number,) in cursor.fetchall()]
 
 
-class Migrations(TransactionTestCase):
-    databases = {"default", "other"}
-
-    def tearDown(self):
-        application().close()
-
+class Migrations(CommittingTestCase):
     def test_there_is_a_migration_for_every_step(self):
         """Where this fails, a step was added: add a migration with ApplySteps up to its number."""
         from importlib import import_module

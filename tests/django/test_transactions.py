@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
-from django.test import AsyncClient, Client, TestCase, TransactionTestCase, override_settings
+from django.test import AsyncClient, Client, TestCase, override_settings
 
 from packhorse import EnqueueError
 from packhorse.django import aenqueue_many, compat, enqueue_many
-from tests.django.helpers import application, ended, working
+from tests.django.helpers import CommittingTestCase, application, ended, working
 from tests.django.shop import tasks
 from tests.django.shop.models import Order
 
@@ -29,13 +29,7 @@ def can_be_seen(result: Any) -> bool:
     return True
 
 
-class Committing(TransactionTestCase):
-    databases = {"default", "other"}
-
-    def tearDown(self):
-        for alias in ("default", "elsewhere"):
-            application(alias).close()
-
+class Committing(CommittingTestCase):
     def test_1B_28_a_job_is_there_if_and_only_if_the_transaction_commits(self):
         with transaction.atomic():
             order = Order.objects.create()
@@ -181,12 +175,7 @@ class Committing(TransactionTestCase):
 _RENAME = "alter table packhorse_payload rename to gone"
 
 
-class Requests(TransactionTestCase):
-    databases = {"default", "other"}
-
-    def tearDown(self):
-        application().close()
-
+class Requests(CommittingTestCase):
     def test_atomic_requests(self):
         client = Client(raise_request_exception=False)
         connection.settings_dict["ATOMIC_REQUESTS"] = True
