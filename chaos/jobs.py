@@ -19,6 +19,7 @@ from chaos.history import APART, SECOND, Pace
 from chaos.ledger import BEAT, Ledger
 from packhorse import Context, Packhorse, limit, rate, unique
 from packhorse.clock import to_microseconds
+from packhorse.stores import open_store
 
 LIMIT, LIMIT_TO = "narrow", 3
 RATE, RATE_PACE = "paced", Pace(20, 1)
@@ -29,7 +30,10 @@ RATES = {RATE: RATE_PACE}
 
 
 def make_app(url: str, folder: Path, **settings: Any) -> Packhorse:
-    app = Packhorse("chaos", url, clock=SteppedClock(folder / "clock"), **settings)
+    clock = SteppedClock(folder / "clock")
+    # A server has a clock of its own, which nobody sets here.
+    store = open_store(url, clock if url.startswith("sqlite:") else None)
+    app = Packhorse("chaos", store, clock=clock, **settings)
     ledger = Ledger(folder / "ledger")
 
     @app.task(name="quick", takes_context=True)

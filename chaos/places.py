@@ -85,6 +85,9 @@ class SQLitePlace(Place):
         return lock_holders(Path(f"{self._database}-lock"))
 
 
+ANSWERED = b"Z\0\0\0\x05I"  # PostgreSQL ends its answers so, after a commit that was said or not
+
+
 class PostgresPlace(Place):
     """A private server, durable, which the workers reach through a proxy."""
 
@@ -146,7 +149,7 @@ class PostgresPlace(Place):
             self._server.thaw()
 
         def lose_commits() -> None:
-            self._proxy.set(Mode.LOSE_REPLY, times=5, holding=b"COMMIT\0")
+            self._proxy.set(Mode.LOSE_REPLY, times=5, holding=ANSWERED)
             time.sleep(1)
             self._proxy.set(Mode.PASS)
 

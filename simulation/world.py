@@ -66,6 +66,7 @@ TROUBLES = (
     "freeze_all",
     "sleep",
     "cut",
+    "silence",
     "outage",
     "step",
     "stop",
@@ -83,6 +84,7 @@ class Proc(Owner):
         self.app = app
         self.host = host
         self.cut_until = 0
+        self.silent_until = 0
         self.was_frozen = False
         self.process: Process | None = None
         self.status: int | None = None
@@ -210,6 +212,8 @@ class World:
         elif fault == "freeze_before":
             self.freeze([proc], self._span())
         kernel.check()
+        if is_late := self.rng.random() < 0.5 and proc.silent_until > kernel.now:
+            self._wait_in_silence(proc, name)
         if fault == "lost_call" or proc.cut_until > kernel.now or self.outage_until > kernel.now:
             kernel.sleep(self.rng.choice((0.001, 0.5, 2.0)))
             self.note("never reached the store:", name)
@@ -222,6 +226,8 @@ class World:
                 watcher.tell()
         if fault is None and name in SELDOM and result:
             fault = self._fault(SELDOM[name])
+        if not is_late:
+            self._wait_in_silence(proc, name)
         if fault == "lost_reply":
             kernel.sleep(self.rng.choice((0.001, 0.5, 2.0)))
             self.note("got no reply of", name)
@@ -234,6 +240,13 @@ class World:
             kernel.sleep(self.rng.uniform(0.01, 1.5))
         kernel.check()
         return result
+
+    def _wait_in_silence(self, proc: Proc, name: str) -> None:
+        """The call, or its answer, comes through when the line does; until then nobody is told anything."""
+        if (left := proc.silent_until - self.kernel.now) > 0:
+            self.note("hears nothing of", name)
+            self.kernel.sleep(left / SECOND)
+            self.kernel.check()
 
     def _fault(self, so_many_times: int = 1) -> str | None:
         if self.faulty:
@@ -457,6 +470,10 @@ class World:
                 self.freeze(together, self._span())
             elif kind == "sleep":
                 self.freeze(together, self._span(), asleep=True)
+            elif kind == "silence":
+                until = kernel.now + round(self._span() * SECOND)
+                for it in rng.choice(([proc], together)):
+                    it.silent_until = until
             elif kind == "cut":
                 proc.cut_until = kernel.now + round(self._span() * SECOND)
 
@@ -476,7 +493,7 @@ class World:
         kernel = self.kernel
         self.outage_until = 0
         for proc in self.procs:
-            proc.cut_until = 0
+            proc.cut_until = proc.silent_until = 0
             proc.frozen_until = min(proc.frozen_until, kernel.now + SECOND)
         helper = Host(lambda host: self.start("helper", host, self.workload.signal_all), [])
         if not any("scheduler" in proc.name for proc in self.procs):

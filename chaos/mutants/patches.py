@@ -623,7 +623,7 @@ def nobody_judges_for_dead_children(patches: Patches) -> None:
 @mutant(processes=True)
 def workers_do_not_stop_themselves(patches: Patches) -> None:
     """Tasks run on in a worker that cannot reach the store, for longer than its lease, and also when it is back."""
-    patches.set(process.CutOff, "_run", lambda self: None)
+    patches.set(process.LeaseWatch, "_run", lambda self: None)
     patches.set(supervisor.Supervisor, "_look_after_children", lambda self: None)
     patches.set(slots.Slots, "interrupt_all", lambda self, why: None)
     for module in (dispatcher, supervisor):

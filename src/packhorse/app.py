@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
@@ -21,7 +20,7 @@ from packhorse.events import Event, EventKind, Events, Subscriber, known_kinds
 from packhorse.handle import JobHandle
 from packhorse.hooks import H, Hooks, Role, When
 from packhorse.hops import Behind, in_thread
-from packhorse.ids import from_text, to_text
+from packhorse.ids import from_text, new_ids, to_text
 from packhorse.inspection import Inspection
 from packhorse.job import FAILURE_CAP, Attempt, Failure, FailureKind, Job, NewJob, StoredJob, with_callbacks
 from packhorse.lending import Lending, lent_to
@@ -52,6 +51,7 @@ V = TypeVar("V")
 SEALED_REASON = "packhorse.errors.Cancel"  # the type of a failure that is none: why a task cancelled itself
 
 DEFAULT_STORE = "sqlite:///packhorse.db"
+BATCH_BYTES = 8 << 20  # of arguments, after which a batch is large enough
 KEEP_SIGNALS = timedelta(days=7)
 
 
@@ -94,7 +94,8 @@ class Packhorse:
         self.clock = clock or SystemClock()
         if store is None:
             store = self.settings.store or DEFAULT_STORE
-        self.store = open_store(store, self.clock) if isinstance(store, str) else store
+        # Where nobody hands in a clock, the store knows best which one those who share it can agree on.
+        self.store = open_store(store, clock) if isinstance(store, str) else store
         settings_ = self.settings
         self.codec = Codec(Caps(settings_.payload_cap, settings_.result_cap, settings_.depth_cap, settings_.items_cap))
         self.tasks: dict[str, BaseTask[..., Any]] = {}
@@ -289,7 +290,7 @@ class Packhorse:
     def enqueue_many(
         self, calls: Iterable[Call[R]], *, progress: Callable[[int], object] | None = None
     ) -> list[JobHandle[R]]:
-        """Enqueue calls made with `task.call(...)`, one write per `batch_size`; each batch is all or none.
+        """Enqueue calls made with `task.call(...)`, one write per `batch_size`, or a few of them; each is all or none.
 
         `progress` is called after each with the number of jobs so far. Where it ends early, the error's `enqueued` are
         the handles of those that were written, and `left_out` the calls that were taken and not written.
@@ -328,7 +329,7 @@ class Packhorse:
 
             place = 0
             try:
-                for batch in _batches(calls, self.settings.batch_size):
+                for batch in _batches(calls, self.settings.batch_size * self.store.batches_at_once):
                     jobs = self._make(batch, partial(_made, batch, flow, place))
                     place += len(batch)
                     collect(batch)
@@ -450,13 +451,21 @@ _KNOWN = [field.name for field in fields(Job) if field.name not in ("failure", "
 
 
 def _made(calls: list[Call[R]], flow: bytes | None, first: int) -> list[NewJob]:
-    jobs = [call.new_job() for call in calls]
+    jobs = [call.new_job(id) for call, id in zip(calls, new_ids(len(calls)), strict=True)]
     if flow is None:
         return jobs
     return [job._replace(member=(flow, place)) for place, job in enumerate(jobs, first)]
 
 
 def _batches(calls: Iterable[Call[R]], size: int) -> Iterator[list[Call[R]]]:
-    rest = iter(calls)
-    while batch := list(islice(rest, size)):
+    """So many, or fewer where they are large."""
+    batch: list[Call[R]] = []
+    length = 0
+    for call in calls:
+        batch.append(call)
+        length += len(call.encoded.body)
+        if len(batch) == size or length > BATCH_BYTES:
+            yield batch
+            batch, length = [], 0
+    if batch:
         yield batch

@@ -239,7 +239,18 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 _load_text = json.JSONDecoder().raw_decode
-_dump_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
+
+
+def _dumper() -> Callable[[Any], str]:
+    """`encode` makes an encoder in C for every value, which takes longer than most values do; here is one for all."""
+    if (make := getattr(json.encoder, "c_make_encoder", None)) is None:
+        return _encoder.encode
+    parts = make(None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+    return lambda value: "".join(parts(value, 0))
+
+
+_dump_text = _dumper()
 
 
 def _dump(value: Any) -> bytes:
@@ -279,6 +290,8 @@ _PLAIN = (str, int, float, bool, type(None), list, dict)
 
 class _Writer:
     """Walks a value once and gives what JSON can take; one budget of items for the whole payload."""
+
+    __slots__ = ("_depth", "_find", "_left", "_tags", "typed")
 
     def __init__(self, tags: dict[type, Tag], find: Callable[[type], Tag | None], caps: Caps) -> None:
         self._tags = tags

@@ -24,6 +24,7 @@ from packhorse.task import (
     Callback,
     Reference,
     TakesOne,
+    TakesOneLater,
     check_callback,
     made_callback,
 )
@@ -393,7 +394,7 @@ class FlowHandle:
 # Spelled shorter.
 
 
-def chain(*steps: Call[Any] | Mapped[Any] | BaseTask[..., Any]) -> Flow:
+def chain(*steps: Call[Any] | Mapped[Any] | BaseTask[..., Any] | TakesOneLater[Any, Any]) -> Flow:
     """One after the other. A task instead of a call gets the result of the step before it, or the list of a map's."""
     flow = Flow()
     last: Node[Any] | Group[Any] | None = None
@@ -402,10 +403,10 @@ def chain(*steps: Call[Any] | Mapped[Any] | BaseTask[..., Any]) -> Flow:
         if isinstance(step, Mapped):
             last = flow.group(step, after=after)
             continue
-        if isinstance(step, BaseTask):
+        if not isinstance(step, Call):
             if last is None:
                 raise ConfigError("The first step of a chain is a call: task.call(…).")
-            step = step.call(last.results if isinstance(last, Group) else last.result)
+            step = _called(step, last.results if isinstance(last, Group) else last.result)
         last = flow.add(step, after=after)
     return flow
 
@@ -417,12 +418,25 @@ def group(calls: Iterable[Call[Any]]) -> Flow:
     return flow
 
 
-def chord(calls: Iterable[Call[R]], then: TakesOne[list[R], Any], *, on_failure: OnFailure = "stop") -> Flow:
+def chord(
+    calls: Iterable[Call[R]],
+    then: TakesOne[list[R], Any] | TakesOneLater[list[R], Any],
+    *,
+    on_failure: OnFailure = "stop",
+) -> Flow:
     """Side by side, and then a task that gets the list of their results."""
     flow = Flow()
     members = flow.group(calls)
-    flow.add(then.call(members.results), on_failure=on_failure)
+    flow.add(_called(then, members.results), on_failure=on_failure)
     return flow
+
+
+def _called(task: Any, argument: Any) -> Call[Any]:
+    make = task.call if isinstance(task, BaseTask) else getattr(task, "later", None)
+    if make is None:
+        raise ConfigError(f"A flow is made of calls and tasks, not of {type(task).__name__}.")
+    call: Call[Any] = make(argument)
+    return call
 
 
 def _check_kept(task: BaseTask[..., Any]) -> None:

@@ -108,17 +108,28 @@ class Inspection:
     def schema_version(self) -> int:
         return self._app.store.schema_version()
 
-    def jobs(self, selection: Selection | None = None, page: int = 500, *, after: str | None = None) -> Iterator[Job]:
-        """Oldest first, page by page, so that a million jobs need no more memory than one page."""
+    def jobs(
+        self,
+        selection: Selection | None = None,
+        page: int = 500,
+        *,
+        after: str | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[Job]:
+        """Oldest first unless told otherwise, page by page: a million jobs need no more memory than one page."""
         start = None if after is None else known_id(after)
-        return map(self._app.public, self.stored_jobs(selection or Selection(), page, start))
+        return map(self._app.public, self.stored_jobs(selection or Selection(), page, start, newest_first=newest_first))
 
-    def stored_jobs(self, selection: Selection, page: int, after: bytes | None = None) -> Iterator[StoredJob]:
-        return chain.from_iterable(self._pages(selection, page, after))
+    def stored_jobs(
+        self, selection: Selection, page: int, after: bytes | None = None, *, newest_first: bool = False
+    ) -> Iterator[StoredJob]:
+        return chain.from_iterable(self._pages(selection, page, after, newest_first))
 
-    def _pages(self, selection: Selection, page: int, after: bytes | None) -> Iterator[list[StoredJob]]:
+    def _pages(
+        self, selection: Selection, page: int, after: bytes | None, newest_first: bool = False
+    ) -> Iterator[list[StoredJob]]:
         while True:
-            found = self._app.store.jobs(selection, after, page)
+            found = self._app.store.jobs(selection, after, page, newest_first=newest_first)
             yield found
             if len(found) < page:
                 return
@@ -262,14 +273,21 @@ class Inspection:
         return hopping_each(self._pages_of_rates(after))
 
     def ajobs(
-        self, selection: Selection | None = None, page: int = 500, *, after: str | None = None
+        self,
+        selection: Selection | None = None,
+        page: int = 500,
+        *,
+        after: str | None = None,
+        newest_first: bool = False,
     ) -> AsyncIterator[Job]:
         start = None if after is None else known_id(after)
-        pages = self._pages(selection or Selection(), page, start)
+        pages = self._pages(selection or Selection(), page, start, newest_first)
         return hopping_each(map(self._app.public, found) for found in pages)
 
-    def astored_jobs(self, selection: Selection, page: int, after: bytes | None = None) -> AsyncIterator[StoredJob]:
-        return hopping_each(self._pages(selection, page, after))
+    def astored_jobs(
+        self, selection: Selection, page: int, after: bytes | None = None, *, newest_first: bool = False
+    ) -> AsyncIterator[StoredJob]:
+        return hopping_each(self._pages(selection, page, after, newest_first))
 
 
 def _decoded(codec: ForeignCodec, data: bytes) -> Any:

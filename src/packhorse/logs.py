@@ -100,7 +100,22 @@ _FORMATTERS: dict[str, Callable[[], logging.Formatter]] = {"text": TextFormatter
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Ours, to know it again."""
+    """Ours, to know it again. A line that another handler has written to the terminal is not written twice."""
+
+    def filter(self, record: logging.LogRecord) -> Any:
+        return False if _is_written(record) else super().filter(record)
+
+
+def _is_written(record: logging.LogRecord) -> bool:
+    """Where programs give handlers to loggers of theirs, and those hand on what they get, as Django's do."""
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    while logger is not None and logger.parent is not None:
+        for handler in logger.handlers:
+            shown = isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.stdout)
+            if shown and record.levelno >= handler.level and handler.filter(record):
+                return True
+        logger = logger.parent
+    return False
 
 
 def configure(level: str | int, format: Literal["text", "json"] = "text") -> None:
@@ -115,6 +130,7 @@ def configure(level: str | int, format: Literal["text", "json"] = "text") -> Non
     for handler in root.handlers:
         if isinstance(handler, _Handler):
             handler.setFormatter(_FORMATTERS[format]())
+            handler.setLevel(level)  # a logger with a level of its own, as Django's, would not ask the root for one
             root.setLevel(level)
 
 

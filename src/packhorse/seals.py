@@ -8,7 +8,7 @@ from typing import NamedTuple
 from packhorse.codec import Encoded
 from packhorse.errors import PayloadError
 from packhorse.job import Failure
-from packhorse.signing import FOREIGN, NO_RESULT, TYPED, Envelopes, Purpose
+from packhorse.signing import FOREIGN, NO_RESULT, TYPED, VARIED, Envelopes, Purpose
 
 NEVER = -1
 _head = struct.Struct(">qqH")  # created, expires (both by the enqueuing program's clock), payload version
@@ -36,6 +36,11 @@ class OpenedJob(NamedTuple):
     def no_result(self) -> bool:
         """The task keeps no results."""
         return self.flags & NO_RESULT != 0
+
+
+def is_varied(payload: bytes) -> bool:
+    """Whether a job says that it has options of its own. Open it before you believe it."""
+    return type(payload) is bytes and len(payload) > 1 and payload[1] & VARIED != 0
 
 
 class OpenedResult(NamedTuple):
@@ -70,8 +75,10 @@ class Seals:
         version: int,
         foreign: bool = False,
         no_result: bool = False,
+        varied: bool = False,
     ) -> bytes:
-        flags = (TYPED if encoded.typed else 0) | (FOREIGN if foreign else 0) | (NO_RESULT if no_result else 0)
+        flags = (TYPED if encoded.typed else 0) | (FOREIGN if foreign else 0)
+        flags |= (NO_RESULT if no_result else 0) | (VARIED if varied else 0)
         head = _head.pack(created, NEVER if expires is None else expires, version)
         return self._seal(Purpose.JOB, id + task.encode(), encoded.body, head=head, flags=flags)
 
@@ -83,7 +90,7 @@ class Seals:
         """The same job, signed anew, for an operator who sends an expired one round again."""
         flags, head, body = self._open(Purpose.JOB, id + task.encode(), payload, _head.size)
         created, _, version = _head.unpack(head)
-        kept = flags & (TYPED | FOREIGN | NO_RESULT)
+        kept = flags & (TYPED | FOREIGN | NO_RESULT | VARIED)
         return self._seal(Purpose.JOB, id + task.encode(), body, head=_head.pack(created, NEVER, version), flags=kept)
 
     def template(self, key: str, task: str, encoded: Encoded, *, version: int, foreign: bool = False) -> bytes:

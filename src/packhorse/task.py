@@ -19,11 +19,25 @@ from packhorse.errors import ConfigError, PayloadError
 from packhorse.ids import child_id, new_id, to_text
 from packhorse.job import JobState, Need, NewJob, Parent
 from packhorse.limits import FREE, TO_COME, Limit, NotYetKnown, Rate, Rules, Terms, Unique, make_rules
-from packhorse.outcome import FOREVER
 from packhorse.queues import check_name
 from packhorse.retry import Backoff, Exponential, RetryPolicy, make_policy
 from packhorse.seals import OpenedJob
 from packhorse.shapes import Shapes, shapes_of
+from packhorse.varying import (
+    KEEPS,
+    RULES,
+    TRAVELLING,
+    USING,
+    as_told,
+    check_flag,
+    check_kept,
+    check_lost,
+    check_names,
+    check_timeout,
+    kept_for,
+    told,
+    varied,
+)
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -75,52 +89,58 @@ class ForeignCodec(Protocol):
     def decode(self, data: bytes) -> Any: ...
 
 
-class Using(TypedDict, total=False):
+class Common(TypedDict, total=False):
+    """What a decorator and `using` take alike, here and where Django's tasks are ours."""
+
+    share: str | None
+    tags: tuple[str, ...]
+    metadata: Mapping[str, Any]
+    timeout: timedelta | float | None
+    retries: int | None
+    backoff: Backoff | timedelta | float | None
+    isolate: bool
+    on_worker_lost: Literal["retry", "fail"]
+    results: bool
+    result_ttl: timedelta | float | None
+    keep_succeeded: timedelta | float | None
+    keep_failed: timedelta | float | None
+    keep_cancelled: timedelta | float | None
+    limit: Limit | Sequence[Limit] | None
+    rate: Rate | str | Sequence[Rate | str] | None
+    unique: Unique | bool | None
+
+
+class CommonlyDeclared(Common, total=False):
+    """What both decorators take besides."""
+
+    queue_name: str
+    priority: int
+    expires: timedelta | float | None
+    retry_for: Exceptions
+    give_up_on: Exceptions
+    aliases: tuple[str, ...]
+    version: int
+    upgrade: Upgrade | None
+
+
+class Using(Common, total=False):
     """What may differ from one job of a task to the next."""
 
     queue_name: str
     priority: int
     run_after: datetime | timedelta | float | None
     expires: datetime | timedelta | float | None
-    share: str | None
-    tags: tuple[str, ...]
-    metadata: Mapping[str, Any]
-    timeout: timedelta | float | None
     on_success: Callback | None
     on_failure: Callback | None
     on_finish: Callback | None
 
 
-class Declared(TypedDict, total=False):
+class Declared(CommonlyDeclared, total=False):
     """What `@app.task(...)` takes."""
 
     name: str
-    queue_name: str
-    priority: int
-    expires: timedelta | float | None
-    share: str | None
-    tags: tuple[str, ...]
-    retries: int | None
-    backoff: Backoff | timedelta | float | None
-    retry_for: Exceptions
-    give_up_on: Exceptions
-    timeout: timedelta | float | None
-    isolate: bool
     local: bool
-    on_worker_lost: Literal["retry", "fail"]
-    metadata: Mapping[str, Any]
-    aliases: tuple[str, ...]
-    version: int
-    upgrade: Upgrade | None
-    results: bool
-    result_ttl: timedelta | float | None
-    keep_succeeded: timedelta | float | None
-    keep_failed: timedelta | float | None
-    keep_cancelled: timedelta | float | None
     codec: ForeignCodec | None
-    limit: Limit | Sequence[Limit] | None
-    rate: Rate | str | Sequence[Rate | str] | None
-    unique: Unique | bool | None
     on_success: Callback | None
     on_failure: Callback | None
     on_finish: Callback | None
@@ -202,7 +222,6 @@ class Reference:
 
 
 RESULTS = "packhorse.results"  # where metadata tell which results are to be among the arguments
-TIMEOUT = "packhorse.timeout"  # where they tell the seconds that this one job may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +242,9 @@ class Call(Generic[R_co]):
             if results is None:
                 raise ConfigError("Results of other jobs are known only within a flow: add this call to it.")
             metadata = {**metadata, RESULTS: results}
-        if options.timeout is not None:
-            metadata = {**metadata, TIMEOUT: check_timeout(options.timeout)}
+        if options.timeout is not None or task.variation:
+            lasting = {} if options.timeout is None else {"timeout": check_timeout(options.timeout)}
+            metadata = {**metadata, USING: {**task.variation, **lasting}}
         id, created = new_id() if id is None else id, app.clock.now()
         run_at = delay = expires_at = lifetime = expires = None
         if options.run_after is not None:
@@ -257,6 +277,7 @@ class Call(Generic[R_co]):
             version=stored.version,
             foreign=stored.codec is not None,
             no_result=not stored.results,
+            varied=USING in metadata,
         )
 
 
@@ -326,6 +347,12 @@ class TakesOne(Protocol[T_contra, R_co]):
     def call(self, item: T_contra, /) -> Call[R_co]: ...
 
 
+class TakesOneLater(Protocol[T_contra, R_co]):
+    """The same of a Django task, whose own `call` performs it at once."""
+
+    def later(self, item: T_contra, /) -> Call[R_co]: ...
+
+
 class BaseTask(Generic[P, R_co]):
     """What tasks of plain and of coroutine functions share; get one from `@app.task`."""
 
@@ -352,11 +379,14 @@ class BaseTask(Generic[P, R_co]):
         self.takes_context = takes_context
         self.aliases = aliases
         self.rules = rules
+        self.declared: BaseTask[..., Any] = self  # of which those of `using` are copies
+        self.variation: Mapping[str, Any] = {}  # what they tell their jobs' workers
         self.frames_around = 0  # of the function, that nobody wants to see in a traceback
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self._signature = _signature(function, takes_context)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         kinds = {name: it.kind for name, it in self._signature.parameters.items()}
+        self.names = tuple(kinds)
         self.parameter_names = tuple(name for name, kind in kinds.items() if kind in positional)
         self._names_of_rest = {kind: name for name, kind in kinds.items() if kind in (_ARGS, _KWARGS)}
         self._call_shapes: set[tuple[object, ...]] = set()
@@ -521,8 +551,9 @@ class BaseTask(Generic[P, R_co]):
         self, id: bytes, name: str, opened: OpenedJob, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> bytes:
         """The payload of a job with other arguments; what was enqueued beside the first ones is kept."""
-        call = BaseTask[..., Any].call(self, *args, **kwargs)
         metadata = {key: value for key, value in self.as_sent(opened).metadata.items() if key != RESULTS}
+        its = as_told(self, metadata[USING]) if USING in metadata else self
+        call = BaseTask[..., Any].call(its, *args, **kwargs)
         if self.rules:
             before = self.read(opened)
             if self._terms(tuple(before.args), before.kwargs) != call.terms:
@@ -536,6 +567,12 @@ class BaseTask(Generic[P, R_co]):
         if opened.foreign:
             return unpack_foreign(self, opened.body, self.app.codec, opened.typed)
         return self.app.codec.decode_arguments(opened.body, typed=opened.typed)
+
+    def metadata_of(self, opened: OpenedJob) -> dict[str, Any]:
+        """Without its arguments: nothing of the program's own is called for them."""
+        body = opened.body[4 + int.from_bytes(opened.body[:4]) :] if opened.foreign else opened.body
+        beside = self.app.codec.decode_arguments(body, typed=False)
+        return beside.kwargs if opened.foreign else beside.metadata
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         return self.app.enqueue(self.call(*args, **kwargs))
@@ -559,16 +596,16 @@ class BaseTask(Generic[P, R_co]):
         return Mapped(self, items, spread=True)
 
     def using(self, **changes: Unpack[Using]) -> Self:
-        """A copy whose jobs differ in where they stand, when they run, what goes with them, or their callbacks."""
-        try:
-            options = replace(self.options, **changes)
-        except TypeError:
-            known = ", ".join(Using.__annotations__)
-            raise ConfigError(f"using() takes {known}; got {', '.join(changes)}.") from None
+        """A copy whose jobs differ. What workers have to know of that travels with each of them."""
+        check_names(changes, Using.__annotations__, Declared.__annotations__)
+        given: dict[str, Any] = dict(changes)
+        of_the_worker = {name: given.pop(name) for name in (*TRAVELLING, *RULES) if name in given}
+        options = replace(self.options, **given)
         _check_own(self.app, options)
-        copy = object.__new__(type(self))
-        copy.__dict__.update(self.__dict__)
+        copy = varied(self, of_the_worker)
         copy.options = options
+        if of_the_worker:
+            copy.variation = told(copy)
         return copy
 
     def __repr__(self) -> str:
@@ -652,15 +689,9 @@ def make_task(
 
 
 def _make_performed(app: Packhorse, declared: dict[str, Any]) -> Performed:
-    lost = declared.pop("on_worker_lost", app.settings.on_worker_lost)
-    if lost not in ("retry", "fail"):
-        raise ConfigError(f"on_worker_lost must be 'retry' or 'fail', not {lost!r}.")
-    isolate = declared.pop("isolate", False)
-    if not isinstance(isolate, bool):
-        raise ConfigError(f"isolate must be True or False, not {isolate!r}.")
-    local = declared.pop("local", False)
-    if not isinstance(local, bool):
-        raise ConfigError(f"local must be True or False, not {local!r}.")
+    lost = check_lost(declared.pop("on_worker_lost", app.settings.on_worker_lost))
+    isolate = check_flag("isolate", declared.pop("isolate", False))
+    local = check_flag("local", declared.pop("local", False))
     timeout = check_timeout(declared.pop("timeout", None if local else app.settings.timeout))
     return Performed(timeout=timeout, isolate=isolate, local=local, on_worker_lost=lost)
 
@@ -673,16 +704,6 @@ def _check_local(function: Callable[..., Any], takes_context: bool, declared: Ma
         _signature(function, takes_context).bind()
     except TypeError as error:
         raise ConfigError(f"{function.__qualname__} is local, so nobody gives it arguments: {error}.") from None
-
-
-def check_timeout(value: timedelta | float | None) -> float | None:
-    """In seconds."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ConfigError(f"timeout must be a timedelta or a number of seconds above 0, or None, not {value!r}.")
-    return float(seconds)
 
 
 def _check_own(app: Packhorse, options: Options) -> None:
@@ -701,33 +722,18 @@ def _make_stored(app: Packhorse, declared: dict[str, Any]) -> Stored:
         raise ConfigError(f"codec takes an instance: codec={codec.__name__}().")
     if codec is not None and not app.settings.signing:
         raise ConfigError("A codec of one's own decodes only signed payloads. Leave signing on.")
-    results = declared.pop("results", True)
-    if not isinstance(results, bool):
-        raise ConfigError(f"results must be True or False, not {results!r}.")
-    ttl = _kept("result_ttl", declared.pop("result_ttl", app.settings.result_ttl))
+    results = check_flag("results", declared.pop("results", True))
+    ttl = check_kept("result_ttl", declared.pop("result_ttl", app.settings.result_ttl))
     keep: dict[JobState, int | None] = {}
-    for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED):
-        name = f"keep_{state}"
-        if name in declared:
-            kept = _kept(name, declared.pop(name))
-            keep[state] = FOREVER if kept is None else kept
-        else:
-            keep[state] = default_keep(app.settings, state)
+    for name, state in KEEPS.items():
+        given = name in declared
+        keep[state] = kept_for(name, declared.pop(name)) if given else default_keep(app.settings, state)
     return Stored(version=version, upgrade=upgrade, results=results, result_ttl=ttl, keep=keep, codec=codec)
 
 
 def default_keep(settings: Settings, state: JobState) -> int | None:
     """Where a task says nothing: nothing is kept, or the store prunes by the settings."""
     return 0 if getattr(settings, f"keep_{state}") == 0 else None
-
-
-def _kept(name: str, value: timedelta | float | None) -> int | None:
-    if value is None:
-        return None
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise ConfigError(f"{name} must be a timedelta, a number of seconds from 0 on, or None for good.")
-    return length(seconds)
 
 
 def _signature(function: Callable[..., Any], takes_context: bool) -> inspect.Signature:

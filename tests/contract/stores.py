@@ -13,6 +13,7 @@ from packhorse.stores import Store, open_store, postgres_history
 from packhorse.stores.memory import MemoryStore
 from packhorse.stores.postgres import PostgresStore
 from packhorse.stores.postgres_connections import Connections
+from packhorse.stores.postgres_strokes import Strokes
 from packhorse.stores.sql_store import SQLStore
 from packhorse.testing.contract.behind import epochs, leftovers
 from tests.servers.postgres import Server
@@ -101,7 +102,7 @@ def on_kept_lines(server: Server, url: str, clock: Clock) -> Store:
         store.migrate()
         _kept[key] = KeptLines(store._connections._conninfo, store.schema)
     store.close()
-    store._connections = _kept[key]
+    store._connections, store._strokes = _kept[key], Strokes(_kept[key])
     store._migrated = True
     return store
 

@@ -10,13 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from packhorse.clock import SECOND, SystemClock
+from packhorse import Packhorse
+from packhorse.clock import SECOND, ManualClock, SystemClock
 from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, Parent
 from packhorse.limits import UniqueConflict
 from packhorse.outcome import Awaits, Outcome
 from packhorse.queues import EVERYTHING
-from packhorse.stores import postgres_exchange, postgres_watch
+from packhorse.stores import postgres, postgres_exchange, postgres_watch
 from packhorse.stores.contract import Act, Change, Paused, Selection
 from packhorse.stores.postgres import PostgresStore
 from packhorse.stores.postgres_clock import ServerClock
@@ -280,6 +281,35 @@ def test_a_deadlock_with_an_outsider_is_tried_again(opened: Open, postgres: Serv
     assert set(states(store).values()) == DONE
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_row_that_moves_just_before_it_is_locked_stays_for_the_next_claim(
+    postgres: Server, direct: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A claim finds the rows that it has locked by their place, and this one has another now, which it cannot see."""
+    if not direct:
+        monkeypatch.setattr(PostgresStore, "_exchange_directly", lambda self, it: None)
+    with schemas(postgres, fresh=False) as urls:
+        store = PostgresStore(f"{next(urls)}&skip_locked=false", SystemClock())
+        worker = Worker(store, "worker")
+        insert(store, "0", "a", "b")
+        first = worker.claim_one()
+        with psycopg.connect(postgres.conninfo("postgres")) as outsider, ThreadPoolExecutor(1) as threads:
+            outsider.execute(f"update {store.schema}.job set strays = 1 where id = %s", [id_of("a")])
+            claiming = threads.submit(worker.exchange, succeeded(first), limit=2)
+            waits = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like '%picked%'"
+            wait_until(lambda: postgres.run(waits), "the claim waits")
+            outsider.commit()
+            claims = claiming.result(60).claims
+        assert names(claims) == ["b"]
+        assert state(store, "a") is JobState.READY
+        claims += worker.claim()
+        assert names(claims) == ["b", "a"]
+        assert worker.finish(*map(succeeded, claims)) == []
+        assert set(states(store).values()) == DONE
+        assert leftovers(store) == []
+        store.close()
+
+
 def test_a_database_that_defaults_to_serializable(postgres: Server):
     """The store says which isolation it needs, and nothing is refused."""
     postgres.run("create database strict")
@@ -439,6 +469,26 @@ def test_hosts_whose_clocks_are_apart_agree_on_leases(postgres: Server):
             there.close()
 
 
+def test_applications_on_several_hosts_agree_on_leases(postgres: Server, monkeypatch: pytest.MonkeyPatch):
+    """Opened by a URL, as everybody does: the jobs of one host are no orphans to the other."""
+    with schemas(postgres) as urls:
+        url = next(urls)
+        stores = []
+        for host in ("here", "there"):
+            monkeypatch.setattr(SystemClock, "boot", lambda self, host=host: host)
+            stores.append(Packhorse("shop", url).store)
+        here, there = stores
+        try:
+            worker, other = Worker(here, "here"), Worker(there, "there")
+            insert(here, "job")
+            claim = worker.claim_one()
+            assert there.adopt(other.id, 5, 10) == []
+            assert worker.finish(succeeded(claim)) == []
+        finally:
+            here.close()
+            there.close()
+
+
 def test_who_is_stopped_in_an_exchange_keeps_no_sibling_from_its_beat(opened: Open, postgres: Server):
     """A supervisor beats for all its children by one stroke; the row of one may be locked for long."""
     store = opened()
@@ -451,6 +501,77 @@ def test_who_is_stopped_in_an_exchange_keeps_no_sibling_from_its_beat(opened: Op
         assert store.beat([stopped.id, sibling.id, id_of("nobody")]) == [id_of("nobody")]
     left = {view.id: view.lease_left for view in store.processes()}
     assert left[to_text(sibling.id)] > left[to_text(stopped.id)]
+
+
+def slow_exchange(store: PostgresStore, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """From now on, while the exchanges of the store, which go step by step, are under way."""
+    store._detours = 100
+    monkeypatch.setattr(postgres, "failpoint", lambda name: act() if name == "exchange.between" else None)
+
+
+def test_a_process_in_a_long_exchange_is_beaten_for(opened: Open, monkeypatch: pytest.MonkeyPatch):
+    """On a slow line it may take longer than the lease, which must not run out for that."""
+    store, beating = opened(), opened()
+    store.clock = beating.clock = clock = ManualClock()
+    worker, sibling = Worker(store, "worker", lease=10 * SECOND), Worker(beating, "sibling", lease=10 * SECOND)
+    insert(store, "a", "b")
+    claim = worker.claim_one()
+
+    def beat() -> None:
+        for _ in range(3):
+            clock.advance(4)
+            assert beating.beat([worker.id, sibling.id]) == []
+
+    slow_exchange(store, monkeypatch, beat)
+    answer = worker.exchange(succeeded(claim), limit=1)
+    assert (names(answer.claims), answer.refused, answer.alive) == (["b"], [], True)
+
+
+def test_whose_lease_runs_out_in_an_exchange_is_given_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch):
+    """But what it has done counts, as nobody else was given the job."""
+    store = opened()
+    store.clock = clock = ManualClock()
+    worker = Worker(store, "worker", lease=10 * SECOND)
+    insert(store, "a", "b")
+    claim = worker.claim_one()
+    slow_exchange(store, monkeypatch, lambda: clock.advance(12))
+    answer = worker.exchange(succeeded(claim), limit=1)
+    assert (answer.claims, answer.refused, answer.alive) == ([], [], False)
+    assert states(store) == {"a": JobState.SUCCEEDED, "b": JobState.READY}
+
+
+@pytest.mark.parametrize("overtaken", ["beat", "beat for several", "exchange"])
+def test_who_is_overtaken_takes_nothing_back_of_a_lease(opened: Open, overtaken: str):
+    """It was asked for earlier, and comes later: the line was slow."""
+    store = opened()
+    store.clock = clock = ManualClock()
+    worker, sibling = Worker(store, "worker", lease=10 * SECOND), Worker(store, "sibling", lease=10 * SECOND)
+    insert(store, "a")
+    claim = worker.claim_one()
+    clock.advance(4)
+    assert store.beat([worker.id]) == []
+    clock.advance(-4)
+    if overtaken == "beat":
+        assert store.beat([worker.id]) == []
+    elif overtaken == "beat for several":
+        assert store.beat([worker.id, sibling.id]) == []
+    else:
+        assert worker.exchange(succeeded(claim), limit=1).alive
+    assert {view.lease_left for view in store.processes() if view.id == to_text(worker.id)} == {14.0}
+
+
+def test_a_lease_from_a_time_that_was_wrong_is_put_right(opened: Open):
+    """Somebody set the server's clock, and set it back."""
+    store = opened()
+    store.clock = clock = ManualClock()
+    worker = Worker(store, "worker", lease=10 * SECOND)
+    clock.advance(9)
+    assert store.beat([worker.id]) == []
+    clock.advance(9)
+    assert store.beat([worker.id]) == []
+    clock.advance(-18)
+    assert store.beat([worker.id]) == []
+    assert [view.lease_left for view in store.processes()] == [10.0]
 
 
 def test_the_servers_time_is_learned_again_and_small_differences_are_left_alone():

@@ -11,7 +11,8 @@ from packhorse.errors import SchemaError, StoreDataError, StoreUnavailable, Stor
 from packhorse.job import JobState
 from packhorse.queues import EVERYTHING
 from packhorse.stores import open_store
-from packhorse.stores.postgres import PostgresStore, parse
+from packhorse.stores.postgres import PostgresStore
+from packhorse.stores.postgres_url import parse
 from packhorse.testing.contract.helpers import Worker, insert, job, names, states, succeeded
 from tests.servers.postgres import Missing, Server
 

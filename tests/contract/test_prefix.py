@@ -18,8 +18,9 @@ from packhorse.queues import EVERYTHING
 from packhorse.stores import Store, open_store
 from packhorse.stores.contract import Retention
 from packhorse.stores.migrate import steps
-from packhorse.stores.postgres import PostgresStore, parse
+from packhorse.stores.postgres import PostgresStore
 from packhorse.stores.postgres_session import said
+from packhorse.stores.postgres_url import parse
 from packhorse.stores.sql_names import TABLES, prefixed, prefixed_schema
 from packhorse.testing.contract import *  # noqa: F403
 from packhorse.testing.contract.helpers import Worker, insert, job, names, sole, states, succeeded

@@ -66,7 +66,7 @@ def test_finishing_and_fencing_look_up_what_is_held(store: SQLiteStore):
         assert "SEARCH job USING INDEX job_held (process=? AND nonce=? AND id=?)" in seen
 
 
-def test_claiming_reads_a_range_of_its_index(store: SQLiteStore):
+def test_1B_20_claiming_reads_a_range_of_its_index(store: SQLiteStore):
     """One queue or several merged: nothing is sorted."""
     several = " union all ".join([sqlite_exchange.READY_OF_QUEUE] * 3) + " order by 1, 2, 3 limit 1 offset ?"
     assert "job_to_claim (queue=? AND (rank,order_key,id)<(?,?,?))" in plan(store, sqlite_exchange.CLAIM, 11)
@@ -76,7 +76,7 @@ def test_claiming_reads_a_range_of_its_index(store: SQLiteStore):
     assert "job_held (process=? AND nonce=?)" in plan(store, sqlite_exchange.CLAIMED, 2)
 
 
-def test_claiming_takes_no_more_steps_behind_a_large_backlog(tmp_path: Path):
+def test_1B_21_claiming_takes_no_more_steps_behind_a_large_backlog(tmp_path: Path):
     """Counted in instructions of SQLite, which no other program on the machine disturbs."""
     store = SQLiteStore(f"sqlite:///{tmp_path}/jobs.db?synchronous=normal")
     store.migrate()
@@ -181,11 +181,21 @@ def test_orders_are_found_by_their_process(store: SQLiteStore):
     ],
 )
 def test_selecting_by_state_does_not_scan_the_payloads(store: SQLiteStore, state: JobState, index: str):
-    """A million succeeded jobs must not slow down a page of failed ones."""
-    seen = plan(store, *sql_jobs.select("payload.id", Selection(states=[state]), None, 10))
-    assert f"job USING INDEX {index}" in seen or f"job USING COVERING INDEX {index}" in seen
-    assert "state>?" not in seen
-    assert "SCAN payload" not in seen
+    """A million succeeded jobs must not slow down a page of failed ones, from either end."""
+    for newest_first in (False, True):
+        page = sql_jobs.select("payload.id", Selection(states=[state]), None, 10, newest_first=newest_first)
+        seen = plan(store, *page)
+        assert f"job USING INDEX {index}" in seen or f"job USING COVERING INDEX {index}" in seen
+        assert "state>?" not in seen
+        assert "SCAN payload" not in seen
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_page_of_all_jobs_sorts_none(store: SQLiteStore, newest_first: bool):
+    """From either end: along the ids."""
+    assert "TEMP B-TREE" not in plan(
+        store, *sql_jobs.select("payload.id", Selection(), None, 10, newest_first=newest_first)
+    )
 
 
 @pytest.mark.parametrize("bound", ["created_from", "created_before", "finished_from", "finished_before"])

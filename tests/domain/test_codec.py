@@ -235,6 +235,24 @@ def test_metadata_travels_beside_the_arguments(metadata: dict[str, Any]):
     assert same(list(back), [[1], {"a": 2}, metadata])
 
 
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_the_encoder_that_is_made_once_writes_what_the_standard_one_does(value: Any):
+    assert codec._dump_text(value) == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), [{"a": b""}]])
+def test_the_encoder_that_is_made_once_refuses_what_the_standard_one_refuses(value: Any):
+    with pytest.raises((ValueError, TypeError)):
+        codec._dump_text(value)
+
+
 def test_plain_values_carry_no_tags_and_are_marked_so():
     assert PLAIN.encode_result({"a": [1, "b", None, True, 1.5]}) == Encoded(b'{"a":[1,"b",null,true,1.5]}', False)
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "packhorse"
 LAYERS = {
     "skins": "__init__ __main__ cli dashboard django testing",
     "use cases": "app config context control doctor events flow handle hooks inspection lending middleware reporters"
-    " runtime scheduling steps task waiting",
+    " runtime scheduling steps task varying waiting",
     "stores": "stores",
     "domain": "clock codec crontab errors failpoints hops ids job limits logs masking moments outcome pickling queues"
     " retry schedule seals shapes signing zones",

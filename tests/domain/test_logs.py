@@ -313,6 +313,16 @@ def bare_logging() -> Iterator[logging.Logger]:
         ours.setLevel(levels[1])
 
 
+@contextmanager
+def a_level_of_its_own(name: str, level: int) -> Iterator[logging.Logger]:
+    logger = logging.getLogger(name)
+    logger.setLevel(level)
+    try:
+        yield logger
+    finally:
+        logger.setLevel(logging.NOTSET)
+
+
 def test_configuring_sends_records_to_standard_error(capsys: pytest.CaptureFixture[str]):
     """Those of the program too, at the level asked for."""
     with bare_logging():
@@ -320,6 +330,8 @@ def test_configuring_sends_records_to_standard_error(capsys: pytest.CaptureFixtu
         logging.getLogger("packhorse.jobs").info("ours")
         logging.getLogger("shop").info("theirs")
         logging.getLogger("packhorse.jobs").debug("too fine")
+        with a_level_of_its_own("chatty", logging.DEBUG) as chatty:
+            chatty.debug("too fine, too")
     out, err = capsys.readouterr()
     assert out == ""
     assert [json.loads(line)["message"] for line in err.splitlines()] == ["ours", "theirs"]
@@ -336,6 +348,23 @@ def test_configuring_again_changes_format_and_level_and_adds_nothing(capsys: pyt
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert err.endswith("packhorse.jobs: hello\n")
+
+
+def test_what_a_handler_of_the_program_has_written_is_not_written_twice(capsys: pytest.CaptureFixture[str]):
+    """As Django has one below the root, whose logger hands on what it gets."""
+    theirs = logging.getLogger("site")
+    with bare_logging():
+        configure("INFO")
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setLevel(logging.WARNING)
+        theirs.addHandler(handler)
+        try:
+            logging.getLogger("site.tasks").warning("loud")
+            logging.getLogger("site.tasks").info("quiet")
+        finally:
+            theirs.removeHandler(handler)
+    err = capsys.readouterr().err
+    assert (err.count("loud"), err.count("quiet")) == (1, 1)
 
 
 def test_a_program_with_handlers_of_its_own_keeps_them():

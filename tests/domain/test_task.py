@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from packhorse import ConfigError, DuplicateTask, Packhorse, PayloadError
+from packhorse import ConfigError, DuplicateTask, Exponential, Packhorse, PayloadError, unique
 from packhorse.task import CoroutineTask, Task
 
 
@@ -78,7 +78,7 @@ def test_only_functions_become_tasks(app: Packhorse, thing: Any):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"retires": 3}, "has no option 'retires'. It takes name, queue_name"),
+        ({"retires": 3}, "has no option 'retires'. It takes share, tags"),
         ({"queue_name": "a b"}, "cannot be a queue name"),
         ({"priority": 101}, "priority must be a whole number from -100 to 100"),
         ({"priority": 1.5}, "priority must be a whole number"),
@@ -110,10 +110,17 @@ def test_using_makes_a_copy_and_leaves_the_task_alone(app: Packhorse):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"retries": 3},
-            "using.. takes queue_name, .*, metadata, timeout, on_success, on_failure, on_finish; got retries",
-        ),
+        ({"retrys": 3}, "using.. has no option 'retrys'. It takes share, .* timeout, retries, .* unique, .* on_finish"),
+        ({"retry_for": OSError}, "using.. has no option 'retry_for': classes cannot travel with a job. Give it to"),
+        ({"version": 2}, "using.. has no option 'version': it is the same for all jobs of a task"),
+        ({"retries": -1}, "retries must be a whole number"),
+        ({"backoff": lambda attempt, error: 1}, "A backoff of one's own is a function, which cannot travel"),
+        ({"backoff": Exponential(draw=lambda: 0.5)}, "A backoff of one's own"),
+        ({"isolate": 1}, "isolate must be True or False"),
+        ({"on_worker_lost": "weep"}, "on_worker_lost must be 'retry' or 'fail'"),
+        ({"keep_failed": -1}, "keep_failed must be a timedelta"),
+        ({"limit": 3}, "limit takes what packhorse.limit"),
+        ({"unique": unique("{number}", on_conflict="merge")}, "A worker merges arguments by the rule that the task"),
         ({"run_after": datetime(2030, 1, 1)}, "has no time zone"),
         ({"run_after": True}, "run_after must be a datetime"),
         ({"run_after": float("inf")}, "run_after must be a finite number"),

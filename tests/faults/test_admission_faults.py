@@ -108,7 +108,13 @@ def left_inside(place: Place) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [*OUTSIDE, *INSIDE])
+@pytest.mark.parametrize(
+    "point",
+    [
+        *(OUTSIDE[0], INSIDE[-1]),
+        *(pytest.param(point, marks=pytest.mark.thorough) for point in (*OUTSIDE[1:], *INSIDE[:-1])),
+    ],
+)
 def test_a_limit_holds_though_a_holder_stands_still_for_a_while(place: Place, point: str):
     """Its supervisor beats for it, so that nobody takes its jobs; it goes on as if nothing had been."""
     place.constants["packhorse.runtime.supervisor.FROZEN"] = 300.0

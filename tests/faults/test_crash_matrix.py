@@ -61,11 +61,14 @@ QUICK = {("exchange.before_commit", 1), ("insert.after_commit", 5)}
 
 
 def cases() -> Iterator[Any]:
-    for point in POINTS:
+    """`make test` tries every other point at its first hit, and the others at a later one."""
+    for number, point in enumerate(POINTS):
         runs: Sequence[Run | None] = RUNS.get(point) or RUNS.get(point.partition(".")[0]) or [None]
-        for run in runs:
+        for place, run in enumerate(runs):
             hit = run.hit if run else 0
             marks = [] if (point, hit) in QUICK else [pytest.mark.slow]
+            if len(runs) > 1 and place != number % 2 and marks:
+                marks.append(pytest.mark.thorough)
             yield pytest.param(point, run, id=f"{point}@{hit}", marks=marks)
 
 

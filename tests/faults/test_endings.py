@@ -239,9 +239,38 @@ def test_a_worker_cut_off_stops_its_tasks_before_its_lease_is_over(place: Place)
     place.check([id, other])
 
 
+def test_a_worker_that_reaches_the_store_outlives_a_supervisor_that_does_not(place: Place):
+    """It beats for itself, and says that all is well."""
+    lease = 3.0
+    place.settings |= {"heartbeat": 0.3, "lease": lease}
+    id = place.enqueue("hold", "held")
+    workers = place.workers(failpoints="beat.before_commit=raise", armed="supervisor")
+    began = place.wait_started("held").at / 1e6
+    wait_until(lambda: time.time() - began > 2 * lease, "the lease would be over by now")
+    place.let_go("held")
+    place.wait_state(id, "succeeded")
+    assert workers.stop() == 0
+    place.check([id])
+    assert len(place.lines("held", "start")) == 1
+    assert "could not beat" in workers.log
+
+
 def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_single_job_in_a_process_of_its_own(place: Place):
+    """Though others of its task run in the worker: what it asks for travels with it, as does what a loss means."""
+    id = place.enqueue("die", "victim", 9, isolate=True, on_worker_lost="fail")
+    neighbour = place.enqueue("hold", "neighbour")
+    workers = place.workers()
+    job = place.wait_state(id, "failed")
+    assert job.failure is not None
+    assert "isolated process" in job.failure.message
+    place.let_go("neighbour")
+    assert place.wait_state(neighbour, "succeeded").losses == 0
+    assert workers.stop() == 0

@@ -10,13 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from chaos.places import ANSWERED
 from chaos.proxy import Mode, Proxy
 from packhorse.clock import SECOND
 from packhorse.errors import StoreUnavailable
 from packhorse.job import JobState
 from packhorse.limits import Pace
 from packhorse.queues import EVERYTHING
-from packhorse.stores import postgres_connections, postgres_watch
+from packhorse.stores import postgres_connections, postgres_strokes, postgres_watch
 from packhorse.stores.contract import Act, Change, Entry, ProcessInfo, Selection, StoredSchedule
 from packhorse.stores.postgres import PostgresStore
 from packhorse.testing.contract.helpers import Worker, id_of, insert, job, names, sole, states, succeeded
@@ -91,7 +92,7 @@ def test_an_exchange_has_its_claims_and_no_outcome_is_refused(store: PostgresSto
     worker = Worker(store, "worker")
     insert(store, "a", "b")
     [claim] = worker.claim(1)
-    reply = performed(store, proxy, lambda: store.exchange(worker.id, 77, [succeeded(claim)], EVERYTHING, 1))
+    reply = performed(store, proxy, lambda: store.exchange(worker.id, 77, [succeeded(claim)], EVERYTHING, 1), ANSWERED)
     assert (names(reply.claims), reply.refused, reply.alive) == (["b"], [], True)
     assert store.held(worker.id) == [reply.claims[0].token]
     assert worker.finish(succeeded(reply.claims[0])) == []
@@ -223,6 +224,7 @@ def test_a_stroke_that_failed_spoils_no_line(
 ):
     """What the driver was about to prepare when the server passed over it is not there."""
     monkeypatch.setattr(store._connections, "_patience", 0.05)
+    monkeypatch.setattr(postgres_strokes, "PATIENCE", 0.05)
     for n in range(12):
         with jobs_locked(postgres, schema), pytest.raises(StoreUnavailable, match="lock timeout"):
             insert(store, f"not {n}")
@@ -259,6 +261,20 @@ def test_nobody_waits_for_another_as_long_as_a_lease_lasts(store: PostgresStore)
     Worker(store, "patient", lease=300 * SECOND)
     with store._connections.session() as c:
         assert list(c.execute("show lock_timeout")) == [("500ms",)]
+
+
+def test_one_who_is_slow_costs_nobody_a_failure(postgres: Server, store: PostgresStore, schema: str):
+    """It is at work for longer than one with a short lease waits at a time: that one waits again."""
+    worker = Worker(store, "worker", lease=3 * SECOND)
+    insert(store, "a")
+    [claim] = worker.claim(1)
+    with psycopg.connect(postgres.conninfo("postgres")) as slow, ThreadPoolExecutor() as threads:
+        slow.execute(f"update {schema}.job set attempts = attempts".encode())
+        at_work = threads.submit(slow.execute, "select pg_sleep(1.5)")
+        finishing = threads.submit(worker.finish, succeeded(claim))
+        at_work.result(60)
+        slow.rollback()
+        assert finishing.result(60) == []
 
 
 # Silence.

@@ -9,7 +9,8 @@ import pytest
 from packhorse.errors import StoreURLError
 from packhorse.job import JobState, Parent
 from packhorse.queues import EVERYTHING
-from packhorse.stores.postgres import PostgresStore, parse
+from packhorse.stores.postgres import PostgresStore
+from packhorse.stores.postgres_url import parse
 from packhorse.testing.contract.helpers import Worker, id_of, insert, job, limited, names, sole, states, succeeded
 from tests.servers.pgbouncer import Pooler
 from tests.servers.postgres import Missing, Server

@@ -87,7 +87,8 @@ def test_workers_go_on_with_the_standby_and_nothing_acknowledged_is_lost(pair: P
         began, known = time.monotonic(), len(acknowledged)
         pair.let_go("running")
         wait_until(lambda: len(acknowledged) > known + 10, "enqueueing goes on")
-        key = pair.rows()[bytes.fromhex(acknowledged[-1].replace("-", ""))].key
+        last = acknowledged[-1]  # before the rows are read, as others come meanwhile
+        key = pair.rows()[bytes.fromhex(last.replace("-", ""))].key
         pair.wait_ran(key)
         took = time.monotonic() - began
     finally:

@@ -222,7 +222,13 @@ def test_a_scheduler_that_was_frozen_between_its_look_and_its_tick_comes_too_lat
 # F80.
 
 
-@pytest.mark.parametrize("point", ["tick.before_write", "tick.before_commit", "tick.after_commit"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "tick.after_commit",
+        *(pytest.param(f"tick.before_{what}", marks=pytest.mark.thorough) for what in ("write", "commit")),
+    ],
+)
 def test_the_answer_to_a_tick_is_lost(place: Place, point: str):
     """F80. Killed before or behind the commit: the next scheduler goes on where the store stands."""
     keys = [f"s{n}" for n in range(3)]

@@ -181,10 +181,10 @@ def test_a_page_is_read_only_when_it_is_needed(shop: Packhorse, monkeypatch: pyt
     pages = 0
     ask = shop.store.jobs
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **how: Any) -> Any:
         nonlocal pages
         pages += 1
-        return ask(*args)
+        return ask(*args, **how)
 
     monkeypatch.setattr(shop.store, "jobs", counted)
 

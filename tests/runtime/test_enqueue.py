@@ -321,6 +321,19 @@ def test_progress_is_told_after_each_batch(tmp_path: Path):
     app.close()
 
 
+def test_large_jobs_come_in_smaller_batches(tmp_path: Path):
+    """However many a batch may have, what is in memory at once stays small."""
+    app = Packhorse("shop", f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task
+    def send(text: str) -> None: ...
+
+    told: list[int] = []
+    app.enqueue_many((send.call("x" * 200_000) for _ in range(100)), progress=told.append)
+    assert told == [42, 84, 100]
+    app.close()
+
+
 def test_the_batches_before_a_call_that_cannot_be_made_are_enqueued(tmp_path: Path):
     """Also the last of them, which is written while the next is made."""
     app = Packhorse("shop", f"sqlite:///{tmp_path}/jobs.db", batch_size=10)

@@ -669,6 +669,7 @@ def test_bad_flows_are_refused_where_they_are_made(app: Packhorse, kit: Kit):
     here, there = flow.add(kit.double.call(1)), other.add(kit.double.call(1))
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: flow.add(kit.double), "made of calls"),  # type: ignore[arg-type]
+        (lambda: chord([kit.double.call(1)], print), "made of calls and tasks"),  # type: ignore[arg-type]
         (lambda: flow.add(kit.double.call(1), after=there), "only after jobs of its flow"),
         (lambda: flow.add(kit.double.call(there.result)), "only after jobs of its flow"),
         (lambda: flow.add(kit.double.call(1), after=here, on_failure="maybe"), "on_failure must be"),  # type: ignore[arg-type]

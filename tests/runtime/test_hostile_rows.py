@@ -22,7 +22,7 @@ from packhorse.runtime import process as process_module
 from packhorse.runtime import supervisor as supervisor_module
 from packhorse.runtime.child import Plan
 from packhorse.runtime.orphans import Death
-from packhorse.runtime.process import Heart, Process, Trouble, place_of
+from packhorse.runtime.process import Process, Trouble, place_of
 from packhorse.runtime.supervisor import Supervisor
 from packhorse.stores.contract import Exchanged, Order, OrderKind, ProcessInfo, Retention
 from packhorse.stores.sqlite import SQLiteStore
@@ -393,9 +393,11 @@ def test_a_heart_beats_on(shop: Packhorse, monkeypatch: pytest.MonkeyPatch, capl
         raise TypeError(SECRET)
 
     monkeypatch.setattr(shop.store, "beat", beat)
-    heart = Heart(Process(shop, Fails()))
+    process = Process(shop, Fails())
+    process.beat_alone()
     wait_until(lambda: len(beats) >= 3)
-    heart.stop()
+    assert process._heart is not None
+    process._heart.stop()
     assert "could not beat: TypeError at" in caplog.text
     assert SECRET not in caplog.text
 

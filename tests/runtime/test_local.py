@@ -82,6 +82,33 @@ def test_one_that_does_not_look_is_ended_too(app: Packhorse):
     assert (job.state, job.reason) == (JobState.CANCELLED, "its worker has left")
 
 
+def test_what_is_lost_with_a_lease_does_not_stay_in_a_queue_that_nobody_serves(
+    app: Packhorse, monkeypatch: pytest.MonkeyPatch
+):
+    pulse = Pulse(app)
+    exchange = app.store.exchange
+    lost: list[bytes] = []
+
+    def lose_once(process: bytes, *args: Any, **how: Any) -> Any:
+        answer = exchange(process, *args, **how)
+        if lost == [process]:
+            lost.append(b"")
+            return answer._replace(alive=False)
+        return answer
+
+    with Embedded(app):
+        pulse.wait(1)
+        [first] = pulse.running()
+        assert first.process is not None
+        lost.append(from_text(first.process))
+        monkeypatch.setattr(app.store, "exchange", lose_once)
+        pulse.wait(2)
+        wait_until(lambda: [job.id for job in pulse.running()] not in ([], [first.id]), "another one runs")
+    found = pulse.jobs()
+    assert len(found) == 2
+    assert {(job.state, job.reason) for job in found} == {(JobState.CANCELLED, "its worker has left")}
+
+
 def test_it_begins_again_after_an_error_and_not_after_its_end(app: Packhorse):
     pulse = Pulse(app, backoff=0.01)
     done = threading.Event()

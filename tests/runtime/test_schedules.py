@@ -202,7 +202,7 @@ def test_declared_schedules_are_changed_in_code_only(app: Packhorse):
     assert app.schedules.get("daily").next_at is None
 
 
-def test_ten_schedulers_make_one_job_of_each_moment(make_app: MakeApp, clock: ManualClock):
+def test_1B_31_ten_schedulers_make_one_job_of_each_moment(make_app: MakeApp, clock: ManualClock):
     app = make_app(clock=clock)
     app.task(name="work", keep_succeeded=0)(lambda: None)
     for number in range(5):

@@ -1,19 +1,22 @@
 """A worker whose store fails, forgets to answer, or will not take a value."""
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from packhorse import Context, JobState, Packhorse, ResultUnavailable
-from packhorse.errors import StoreDataError, StoreUnavailable
+from packhorse.errors import Interrupted, StoreDataError, StoreUnavailable
 from packhorse.flow import chain
 from packhorse.job import StoredJob
 from packhorse.outcome import Outcome
 from packhorse.runtime.embedded import Embedded
 from packhorse.stores.contract import Exchanged, Selection
+from packhorse.testing.contract.helpers import Worker as Other
+from packhorse.testing.contract.helpers import succeeded
 from tests.waiting import wait_until
 
 SOON = 60.0
@@ -263,3 +266,119 @@ def test_a_coroutine_that_is_stopped_while_it_asks_for_results(
         answer.set()
     state = JobState.CANCELLED if by == "operator" else JobState.READY
     assert (last.look().state, last.look().attempts) == (state, 0)
+
+
+# When the lease ends.
+
+
+def test_tasks_are_stopped_before_the_lease_ends_though_the_store_only_keeps_silent(
+    make_app: Callable[..., Packhorse], monkeypatch: pytest.MonkeyPatch
+):
+    """No call fails, and none returns until the task has ended."""
+    app = make_app(lease=3.0)
+    silent, talking = threading.Event(), threading.Event()
+    stopped: list[BaseException] = []
+    in_time: list[bool] = []
+
+    @app.task
+    def work() -> None:
+        if stopped:
+            return
+        silent.set()
+        try:
+            wait_until(lambda: False, "it is told to stop")
+        except Interrupted as told:
+            stopped.append(told)
+            raise
+
+    def muted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            found = call(*args, **kwargs)
+            if silent.is_set():
+                in_time.append(talking.wait(SOON))
+            return found
+
+        return answer
+
+    for name in ("exchange", "beat", "orders", "held"):
+        monkeypatch.setattr(app.store, name, muted(getattr(app.store, name)))
+    with Embedded(app, concurrency=1):
+        job = work.enqueue()
+        assert silent.wait(SOON)
+        wait_until(lambda: stopped, "the task was told to stop")
+        talking.set()
+        job.result(SOON)
+    assert all(in_time)
+
+
+def test_what_is_given_by_an_answer_that_comes_after_the_lease_is_not_begun(
+    make_app: Callable[..., Packhorse], monkeypatch: pytest.MonkeyPatch
+):
+    """Another has performed it by then."""
+    app = make_app(lease=3.0)
+    runs: list[str] = []
+
+    @app.task
+    def work(name: str) -> None:
+        runs.append(name)
+
+    class Late(Trouble):
+        held_back = False
+
+        def before(self, outcomes: Sequence[Outcome]) -> None:
+            self.asked_at = time.monotonic()
+
+        def after(self, reply: Exchanged, outcomes: Sequence[Outcome]) -> None:
+            if not reply.claims or self.held_back:
+                return
+            self.held_back = True
+            [claim] = reply.claims
+            app.store.leave(claim.token.process)
+            other = Other(app.store, "other")
+            assert other.finish(succeeded(other.claim_one())) == []
+            wait_until(lambda: time.monotonic() - self.asked_at > app.settings.lease / 3)
+
+    late = Late(app, monkeypatch)
+    with Embedded(app, concurrency=1):
+        first = work.enqueue("first")
+        first.result(SOON)
+        work.enqueue("second").result(SOON)
+    assert late.held_back
+    assert runs == ["second"]
+
+
+def test_who_lost_its_lease_claims_nothing_before_what_it_performs_has_ended(
+    app: Packhorse, monkeypatch: pytest.MonkeyPatch
+):
+    """It would be the same job, and run twice at once."""
+    story: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    @app.task
+    def work() -> None:
+        story.append("begins")
+        if not begun.is_set():
+            begun.set()
+            with pytest.raises(Interrupted):
+                wait_until(lambda: False, "it is told to stop")
+            assert go_on.wait(SOON)
+        story.append("ends")
+
+    processes: list[bytes] = []
+
+    class Watched(Trouble):
+        def __call__(self, process: bytes, *args: Any, **kwargs: Any) -> Exchanged:
+            processes.append(process)
+            return super().__call__(process, *args, **kwargs)
+
+    Watched(app, monkeypatch)
+    with Embedded(app, concurrency=4):
+        job = work.enqueue()
+        assert begun.wait(SOON)
+        [(first, _, _, _)] = {token for id in set(processes) for token in app.store.held(id)}
+        app.store.leave(first)
+        seen = len(processes)
+        wait_until(lambda: sum(id not in processes[:seen] for id in processes[seen:]) > 3, "it goes on under a new id")
+        go_on.set()
+        job.result(SOON)
+    assert story == ["begins", "ends", "begins", "ends"]

@@ -65,7 +65,7 @@ class Choice:
             raise click.UsageError("Give job ids; or options that select jobs, and --all-matching.")
         if wrong := self.filters.states - deed.states:
             raise click.UsageError(
-                f"{_listed(wrong)} jobs cannot be meant: only {_listed(deed.states)} ones.".capitalize()
+                f"{listed(wrong)} jobs cannot be meant: only {listed(deed.states)} ones.".capitalize()
             )
 
 
@@ -125,14 +125,14 @@ def _on_ids(deed: Deed, target: Target, app: Packhorse, ids: Iterable[str], orde
     """Says of each that cannot be meant why not, and acts on the others."""
     read = list(map(_read, ids))
     given = list(dict.fromkeys(id for id in read if id is not None))
-    known = {job.id: job for part in _parts(given) for job in app.inspection.stored_jobs(part, page=IDS_AT_ONCE)}
+    known = {job.id: job for part in parts(given) for job in app.inspection.stored_jobs(part, page=IDS_AT_ONCE)}
     fit = [id for id in given if _fits(deed, to_text(id), known.get(to_text(id)))]
     if not fit:
         return Done(), False
     _check_order(deed, target, sum(known[to_text(id)].state is JobState.RUNNING for id in fit))
     if deed.destroys:
         confirm(f"{deed.verb} {count(len(fit))}", yes=order.yes)
-    done = _do(deed, app, _parts(fit), len(fit), order)
+    done = _do(deed, app, parts(fit), len(fit), order)
     return done, None not in read and done.jobs + done.asked == len(given)
 
 
@@ -149,7 +149,7 @@ def _fits(deed: Deed, id: str, job: StoredJob | None) -> bool:
         note(f"There is no job {id} in this store.")
         return False
     if job.state not in deed.states:
-        note(f"Job {id} is {job.state}: it would have to be {_listed(deed.states)}.")
+        note(f"Job {id} is {job.state}: it would have to be {listed(deed.states)}.")
         return False
     return True
 
@@ -166,7 +166,7 @@ def _on_selection(deed: Deed, target: Target, app: Packhorse, choice: Choice, or
     _check_order(deed, target, running)
     confirm(f"{deed.verb} {count(len(ids))}", yes=order.yes)
     # Still as selected: what was dead when it was found, and was replayed meanwhile, must not be purged.
-    done = _do(deed, app, _parts(ids, selection), len(ids), order)
+    done = _do(deed, app, parts(ids, selection), len(ids), order)
     if left := len(ids) - done.jobs - done.asked:
         note(f"{count(left)} changed meanwhile, and {'was' if left == 1 else 'were'} left alone.")
     return done
@@ -193,10 +193,10 @@ def _check_order(deed: Deed, target: Target, running: int) -> None:
         )
 
 
-def _do(deed: Deed, app: Packhorse, parts: Iterable[Selection], number: int, order: Order) -> Done:
+def _do(deed: Deed, app: Packhorse, selections: Iterable[Selection], number: int, order: Order) -> Done:
     done = Done()
     with progress(f"{deed.verb} {count(number)}", number) as advance:
-        for part in parts:
+        for part in selections:
             for moved in app.control.batches(part, Change(deed.act), reason=order.reason, actor=order.actor):
                 done.jobs += moved.jobs
                 done.asked += moved.asked
@@ -204,7 +204,7 @@ def _do(deed: Deed, app: Packhorse, parts: Iterable[Selection], number: int, ord
     return done
 
 
-def _parts(ids: Sequence[bytes], selection: Selection = ANY) -> Iterator[Selection]:
+def parts(ids: Sequence[bytes], selection: Selection = ANY) -> Iterator[Selection]:
     return (replace(selection, ids=ids[start : start + IDS_AT_ONCE]) for start in range(0, len(ids), IDS_AT_ONCE))
 
 
@@ -215,6 +215,6 @@ def asked_text(number: int) -> str:
     return f" {count(number, 'running job')} {was} asked to end, and what does not is interrupted."
 
 
-def _listed(states: Iterable[JobState]) -> str:
+def listed(states: Iterable[JobState]) -> str:
     *others, last = (state.value for state in JobState if state in set(states))
     return f"{', '.join(others)} or {last}" if others else last

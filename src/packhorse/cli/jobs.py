@@ -104,9 +104,9 @@ def present(app: Packhorse, stored: StoredJob, *, arguments: bool, result: bool,
         kept = None if steps is None else [asdict(step) for step in steps]
         print_json(job_dict(job) | {"progress": progress and asdict(progress), "steps": kept} | extras)
         return
-    done = progress_error and f"cannot be shown: {progress_error}" if progress is None else _progress(progress)
+    done = progress_error and f"cannot be shown: {progress_error}" if progress is None else progress_text(progress)
     sealed = [(name, readable(value)) for name, value in extras.items()]
-    past = steps_error and f"cannot be shown: {steps_error}" if steps is None else ", ".join(map(_step, steps))
+    past = steps_error and f"cannot be shown: {steps_error}" if steps is None else ", ".join(map(step_text, steps))
     show(grid([*_facts(job), ("progress", done), ("steps", past), *sealed]))
     for attempt in job.failures:
         spent = "" if attempt.spent else ", not spent"
@@ -128,14 +128,14 @@ def _named(name: str, value: object, error: str | None) -> dict[str, Any]:
     return {name: value} if error is None else {f"{name}_error": error}
 
 
-def _progress(progress: Progress) -> str:
+def progress_text(progress: Progress) -> str:
     total = "" if progress.total is None else f" of {progress.total:g}"
     percent = "" if progress.percent is None else f" ({progress.percent:.0f} %)"
     when = "" if progress.at is None else f", {ago(progress.at)}"
     return f"{progress.done:g}{total}{percent}{progress.note and f': {progress.note}'}{when}"
 
 
-def _step(step: Step) -> str:
+def step_text(step: Step) -> str:
     return f"{step.kind} {step.name}".rstrip() + f" ({ago(step.at)})"
 
 

@@ -123,7 +123,7 @@ def show_schedule(target: Target, key: str, arguments: bool, as_json: bool) -> N
         show(Text(), Text("last", "bold"))
     for it in ticks:
         job = "no job: an earlier one still ran" if it.job is None else f"job {to_text(it.job)}"
-        show(cell(f"  {_time(view, to_datetime(it.moment))}  {job}", cap=1_000))
+        show(cell(f"  {moment_text(view, to_datetime(it.moment))}  {job}", cap=1_000))
 
 
 @schedules.command("next")
@@ -214,7 +214,7 @@ def resume(target: Target, keys: tuple[str, ...], reason: str, actor: str | None
     app = target.open()
     for key in _existing(app, keys):
         app.schedules.resume(key, reason=reason, actor=actor)
-    _tell(app, keys, as_json, lambda view: f"Schedule {view.key} goes on, {_next(view)}.")
+    _tell(app, keys, as_json, lambda view: f"Schedule {view.key} goes on, {next_text(view)}.")
 
 
 @schedules.command()
@@ -343,7 +343,7 @@ def add(
     app = target.make()
     call = made_call(chosen_task(app, task), args, named)
     app.schedules.add(call, rule, key=key, reason=reason, actor=actor, **changes)
-    _tell(app, [key], as_json, lambda view: f"Schedule {view.key}: {view.words}; {_next(view)}.")
+    _tell(app, [key], as_json, lambda view: f"Schedule {view.key}: {view.words}; {next_text(view)}.")
 
 
 @schedules.command()
@@ -373,7 +373,7 @@ def edit(
         raise click.UsageError("Say what is to change, for example --rule '0 8 * * MON'.")
     app = target.open()
     app.schedules.edit(key, rule=rule, reason=reason, actor=actor, **changes)
-    _tell(app, [key], as_json, lambda view: f"Schedule {view.key}: {view.words}; {_next(view)}.")
+    _tell(app, [key], as_json, lambda view: f"Schedule {view.key}: {view.words}; {next_text(view)}.")
 
 
 def _existing(app: Packhorse, keys: Iterable[str]) -> Iterable[str]:
@@ -426,7 +426,7 @@ def _table(views: list[ScheduleView]) -> Table:
     for view in views:
         key = cell(view.key).append(" (paused)" if view.paused else "", "yellow")
         key.append(" (error)" if view.error else "", "red")
-        made.add_row(key, cell(view.task), cell(view.words, cap=1_000), cell(_time(view, view.next_at) or "·"))
+        made.add_row(key, cell(view.task), cell(view.words, cap=1_000), cell(moment_text(view, view.next_at) or "·"))
     return made
 
 
@@ -440,8 +440,8 @@ def _facts(view: ScheduleView) -> list[tuple[str, object]]:
         ("declared", view.source and f"in the code of {view.source}: it is changed there"),
         ("paused", Text("yes", "yellow") if view.paused else None),
         ("repeats", view.repeats),
-        ("start", _time(view, view.start)),
-        ("end", _time(view, view.end)),
+        ("start", moment_text(view, view.start)),
+        ("end", moment_text(view, view.end)),
         ("jitter", view.jitter or None),
         ("misfire", view.misfire),
         ("grace", view.grace),
@@ -452,18 +452,18 @@ def _facts(view: ScheduleView) -> list[tuple[str, object]]:
     ]
 
 
-def _next(view: ScheduleView) -> str:
+def next_text(view: ScheduleView) -> str:
     if view.paused:
         return "but it is paused"
-    return "and never comes again" if view.next_at is None else f"next at {_time(view, view.next_at)}"
+    return "and never comes again" if view.next_at is None else f"next at {moment_text(view, view.next_at)}"
 
 
 def _show_moments(view: ScheduleView, moments: list[datetime]) -> None:
     for at in moments:
-        show(cell(f"  {_time(view, at)}"))
+        show(cell(f"  {moment_text(view, at)}"))
 
 
-def _time(view: ScheduleView, at: datetime | None) -> str:
+def moment_text(view: ScheduleView, at: datetime | None) -> str:
     """What the wall clock of its zone shows."""
     try:
         return "" if at is None else f"{at.astimezone(zone_named(view.zone)):%Y-%m-%d %H:%M:%S %Z} ({ago(at)})"

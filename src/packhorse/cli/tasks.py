@@ -179,7 +179,7 @@ def _table(app: Packhorse, pauses: dict[str, Pause], others: list[str]) -> Table
     made = table("Tasks", "task", "queue", "retries", "limits", right=["retries"])
     for name, task in app.tasks.items():
         retries = "unlimited" if task.policy.retries is None else str(task.policy.retries)
-        rules = cell("; ".join(_rules(task)), cap=1_000)
+        rules = cell("; ".join(rules_text(task)), cap=1_000)
         made.add_row(_name(name, name in pauses), cell(task.options.queue_name), retries, rules)
     for name in others:
         made.add_row(_name(name, True), "", "", "")
@@ -190,7 +190,7 @@ def _name(name: str, paused: bool) -> Text:
     return cell(name).append(" (paused)" if paused else "", "yellow")
 
 
-def _rules(task: BaseTask[..., Any]) -> Iterator[str]:
+def rules_text(task: BaseTask[..., Any]) -> Iterator[str]:
     yield from _limits(task)
     if task.rules.unique is not None:
         yield unique_text(task.name, task.rules.unique)

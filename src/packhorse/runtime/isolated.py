@@ -29,6 +29,7 @@ from packhorse.retry import RetryPolicy
 from packhorse.runtime.exits import exit_error, how_ended
 from packhorse.runtime.seats import Why
 from packhorse.stores.contract import Order
+from packhorse.varying import task_of
 
 log = logging.getLogger("packhorse.worker")
 
@@ -327,7 +328,7 @@ class Pool:
                 return release(claim.token)
         when = self._app.clock.now()
         lost = exit_error("isolated process", child.process.pid, socket.gethostname(), how, when)
-        task = self._app.known_tasks.get(claim.task)
+        task = task_of(self._app, claim)
         strict = task is not None and task.performed.on_worker_lost == "fail"
         log.warning("job %s (%s) lost its process: %s", to_text(claim.token.id), claim.task, lost)
         return decide_lost(claim, lost, fail_at_once=strict, duration=duration)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,11 +29,13 @@ class Local(Worker):
         super().__init__(app, (), len(self._tasks))
         self.queues = LOCAL
         self._wanted: list[NewJob] = []
+        self._given_up: set[str] = set()
 
     def begin(self, process: Process) -> None:
         queue = local_queue(process.id)
         self._selected = (Entry(queue, False),)
-        self._wanted = [task.own_call().new_job()._replace(queue=queue) for task in self._tasks]
+        self._want({task.name for task in self._tasks}, process)
+        self._given_up = set()
         self._slots.interrupt_all(Why.LEAVING)  # of an earlier id, which has lost them
         super().begin(process)
 
@@ -40,7 +43,29 @@ class Local(Worker):
         if self._wanted and not self._quiet:
             self._app.store.insert(self._wanted)
             self._wanted = []
-        return super().turn()
+        rest = super().turn()
+        if not self._given_up:
+            return rest
+        self._want(self._given_up, self._process)  # the lease was not lost after all
+        self._given_up = set()
+        return 0
+
+    def _want(self, names: set[str], process: Process) -> None:
+        queue = local_queue(process.id)
+        self._wanted = [task.own_call().new_job()._replace(queue=queue) for task in self._tasks if task.name in names]
+
+    def _collect(self) -> list[Outcome]:
+        """What would go back to the queue of a lease that is over, or about to be, would stay there for ever."""
+        return [self._ended_for_good(outcome) for outcome in super()._collect()]
+
+    def _ended_for_good(self, outcome: Outcome) -> Outcome:
+        process, lease = self._process, self._app.settings.lease
+        lasts = time.monotonic() - process.renewed_at < lease * 2 / 3
+        if outcome.state.finished or (lasts and outcome.token.process == process.id):
+            return outcome
+        if (claim := self._held.get(outcome.token)) is not None and outcome.token.process == process.id:
+            self._given_up.add(claim.task)
+        return stop(outcome.token, outcome.duration, LEFT)
 
     def _hand_in(self, outcome: Outcome) -> None:
         """Nobody could go on with it."""

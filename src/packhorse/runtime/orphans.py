@@ -20,6 +20,7 @@ from packhorse.runtime.exits import exit_error
 from packhorse.runtime.worker import new_nonce
 from packhorse.stores.contract import Orphan
 from packhorse.task import BaseTask
+from packhorse.varying import task_of
 
 log = logging.getLogger("packhorse.runtime")
 
@@ -109,7 +110,7 @@ def _verdict(app: Packhorse, orphan: Orphan, deaths: Mapping[bytes, Death]) -> O
     if local_owner(claim.queue) is not None:
         return Outcome(claim.token, JobState.CANCELLED, spent=False, duration=orphan.ran, reason=GONE, owner=owner.id)
     error: ProcessExitError | ProcessPrunedError
-    task = app.known_tasks.get(claim.task)
+    task = task_of(app, claim)
     if orphan.ran is None:  # it was claimed ahead and had not begun
         log.info("job %s (%s) goes back: its worker was lost before it began", to_text(claim.token.id), claim.task)
         return release(claim.token)

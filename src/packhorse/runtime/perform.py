@@ -45,7 +45,8 @@ from packhorse.runtime.seats import Seat, Why
 from packhorse.seals import NEVER
 from packhorse.steps import Steps, patiently
 from packhorse.stores.contract import MERGED, Entry, Order
-from packhorse.task import TIMEOUT, BaseTask, default_keep
+from packhorse.task import BaseTask, default_keep
+from packhorse.varying import USING, as_told, task_of
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ class Performer:
     def is_isolated(self, claim: Claim) -> bool:
         if self._pool is None:
             return False
-        task = self._tasks.get(claim.task)
+        task = task_of(self._app, claim)
         return claim.losses >= SOLO_FROM or (task is not None and task.performed.isolate)
 
     # What contexts ask.
@@ -139,7 +140,7 @@ class Performer:
         connection: object,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        task = self._tasks[claim.task]
+        task = task_of(self._app, claim) or self._tasks[claim.task]
         keep, ttl = task.stored.keep[JobState.SUCCEEDED], task.stored.result_ttl
         wanted = result is not None and keep != 0 and task.stored.results
         sealed = self._sealed_result(task, claim.token.id, result) if wanted else None
@@ -157,7 +158,7 @@ class Performer:
     def isolated(self, claim: Claim) -> Outcome:
         """In a process of its own, which the slot's thread waits for."""
         assert self._pool is not None
-        task = self._tasks.get(claim.task)
+        task = task_of(self._app, claim)
         if claim.token in self.orders:
             return self.kept(claim, self.orders.pop(claim.token).outcome(None))
         policy = RetryPolicy() if task is None else task.policy
@@ -261,6 +262,8 @@ class Performer:
             if task is None or opened.version > task.stored.version:
                 return self.kept(claim, self._strayed(claim, task))
             args, kwargs, metadata = task.read(opened, _not_here if on_loop else self._results)
+            if USING in metadata:
+                task = as_told(task, metadata[USING])
             if task.rules.merges:
                 if on_loop:
                     raise MustAsk
@@ -275,8 +278,7 @@ class Performer:
             args = [context, *args]
         if self._app.events.wants(EventKind.STARTED):
             self._tell_started(claim)
-        timeout = metadata.get(TIMEOUT, task.performed.timeout) if metadata else task.performed.timeout
-        return Prepared(task, context, args, kwargs, timeout)
+        return Prepared(task, context, args, kwargs, task.performed.timeout)
 
     def _unbegun(self, claim: Claim) -> Outcome:
         """It was to end while it still asked for its arguments."""
@@ -451,7 +453,7 @@ class Performer:
         """With how long the task wants a job that ended so to be kept."""
         if outcome.keep is not None or not outcome.state.finished:
             return outcome
-        task, settings = self._tasks.get(claim.task), self._app.settings
+        task, settings = task_of(self._app, claim), self._app.settings
         keep = default_keep(settings, outcome.state) if task is None else task.stored.keep[outcome.state]
         return outcome if keep is None else outcome._replace(keep=keep)
 

@@ -122,11 +122,13 @@ class Process:
         self.wake = Wake()
         self.stop_by: float | None = None
         self.recycled = False
+        self.renewed_at = time.monotonic()  # the lease lasts that long from then, as far as this process knows
         self._report = report
         self._enrolled = False
+        self._alone = False
         self._heart: Heart | None = None
-        self._cut_off: CutOff | None = None
-        self._well_at = time.monotonic()
+        self._watch: LeaseWatch | None = None
+        self._unwell_since: float | None = None
         self._told_at = 0.0
         self._stop_told = False
         self._leaving = False
@@ -157,14 +159,17 @@ class Process:
                 else:
                     self.wake.wait(delay if self.stop_by is None else min(delay, 0.1))
         finally:
-            if self._heart is not None:
-                self._heart.stop()
-            if self._cut_off is not None:
-                self._cut_off.stop()
-            self.role.end()
-            self._leave()
-            self._hook("exit")
-            self._tell(EventKind.PROCESS_STOPPED)
+            self._end()
+
+    def _end(self) -> None:
+        if self._heart is not None:
+            self._heart.stop()
+        if self._watch is not None:
+            self._watch.stop()
+        self.role.end()
+        self._leave()
+        self._hook("exit")
+        self._tell(EventKind.PROCESS_STOPPED)
 
     def _hook(self, when: When) -> None:
         self.app.hooks.call(when, self.role.name, to_text(self.id))
@@ -183,19 +188,18 @@ class Process:
 
     def _go_well(self) -> None:
         now = time.monotonic()
-        if self._report is not None and (self._cut_off is not None or now - self._told_at >= TELL_EVERY):
+        if self._report is not None and (self._unwell_since is not None or now - self._told_at >= TELL_EVERY):
             self._told_at = now
             self._report({"well": True})
-        self._well_at = now
-        if self._cut_off is not None:
-            self._cut_off.stop()
-            self._cut_off = None
+        self._unwell_since = None
 
     def _go_badly(self) -> None:
-        if self._cut_off is None:
+        if self._unwell_since is None:
+            self._unwell_since = time.monotonic()
             if self._report is not None:
                 self._report({"well": False})
-            self._cut_off = CutOff(self, self._well_at)
+        if not self.role.performing:
+            self.tell_idle()
 
     def replace(self, token: Token, why: str) -> bool:
         """Stop, so that a new process takes the place of this one; False where nobody would start it."""
@@ -253,8 +257,43 @@ class Process:
 
     def beat_alone(self) -> None:
         """No supervisor beats for this process, or none any more."""
+        self._alone = True
+        self._begin_to_beat()
+
+    def guard_tasks(self) -> None:
+        """For a role that performs tasks, which must have ended when the lease does."""
+        self._begin_to_beat()
+        if self._watch is None:
+            self._watch = LeaseWatch(self)
+
+    def _begin_to_beat(self) -> None:
         if self._heart is None:
             self._heart = Heart(self)
+
+    @property
+    def vouches(self) -> bool:
+        """Whether to beat: not for a role that has failed for long, as nothing comes of the jobs that it holds."""
+        lease, since = self.app.settings.lease, self._unwell_since
+        if since is not None and time.monotonic() - since > lease * 2 / 3:
+            return False
+        return self._alone or not self.role.drained
+
+    def beat(self) -> bool:
+        """Renew the lease; False where it was over."""
+        id, sent_at = self.id, time.monotonic()
+        if self.app.store.beat([id]):
+            return False
+        self.note_renewed(id, sent_at)
+        return True
+
+    def note_renewed(self, id: bytes, sent_at: float) -> None:
+        """The store was asked for it then, and may have done it at once: the answer says nothing of when."""
+        if id == self.id:
+            self.renewed_at = max(self.renewed_at, sent_at)
+
+    def confirm_lease(self) -> bool:
+        """Whether it lasts for long enough to begin something; asked for where that is not known."""
+        return time.monotonic() - self.renewed_at < self.app.settings.lease / 3 or self.beat()
 
     def tell_idle(self) -> None:
         """No task runs any more, so that nobody has to end this process."""
@@ -264,9 +303,9 @@ class Process:
     def end_by_force(self) -> None:
         """The only way to be sure that no task runs when the lease is over."""
         if self._report is None:
-            log.critical("%s cannot reach the store, and tasks run on beyond its lease", self.role.name)
+            log.critical("%s could not keep its lease, and tasks run on beyond it", self.role.name)
         else:
-            log.critical("%s cannot reach the store and ends, because tasks still run", self.role.name)
+            log.critical("%s could not keep its lease and ends, because tasks still run", self.role.name)
             logging.shutdown()
             os._exit(CUT_OFF)
 
@@ -274,7 +313,9 @@ class Process:
         info = ProcessInfo(
             self.id, self.role.name, socket.gethostname(), os.getpid(), self.role.queues, self.supervisor
         )
+        sent_at = time.monotonic()
         self.app.store.enroll(info, length(self.app.settings.lease))
+        self.renewed_at = sent_at
         self.role.begin(self)
         if not self._enrolled:
             self._hook("start")
@@ -301,32 +342,46 @@ class Process:
             log.warning("%s could not sign off (%s); its lease will run out", self.role.name, place_of(error))
 
 
-class CutOff:
-    """Watches the lease of a process that cannot reach the store.
+class LeaseWatch:
+    """Sees to it that no task runs when the lease ends, whatever else the process waits for.
 
-    Its tasks are asked to stop while a third of the lease is left. Where one does not end, the process ends itself
-    while a sixth is left, before others may perform its jobs.
+    Tasks are asked to stop while a third of the lease is left. Where one does not end, the process ends itself while a
+    sixth is left, before others may perform its jobs.
     """
 
-    def __init__(self, process: Process, well_at: float) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
-        lease = process.app.settings.lease
-        self._ask_at, self._end_at = well_at + lease * 2 / 3, well_at + lease * 5 / 6
+        self._lease = process.app.settings.lease
+        self._seen_to = 0.0  # the renewal after which none came in time, where tasks were stopped for that
         self._over = threading.Event()
-        threading.Thread(target=self._run, name="packhorse-cut-off", daemon=True).start()
+        threading.Thread(target=self._run, name="packhorse-lease", daemon=True).start()
 
     def _run(self) -> None:
-        if self._over.wait(max(0.0, self._ask_at - time.monotonic())):
-            return
-        role = self._process.role
+        process = self._process
+        while True:
+            ask_at = process.renewed_at + self._lease * 2 / 3
+            pause = max(0.0, ask_at - time.monotonic()) or self._lease / 6
+            expected_at = time.monotonic() + pause
+            if self._over.wait(pause):
+                return
+            if time.monotonic() > expected_at + self._lease / 12 and self._over.wait(self._lease / 12):
+                return  # the whole process stood still: who beats for it goes first
+            renewed_at = process.renewed_at
+            due = time.monotonic() >= renewed_at + self._lease * 2 / 3
+            if due and renewed_at != self._seen_to and process.role.performing:
+                self._seen_to = renewed_at
+                self._stop_tasks(renewed_at)
+
+    def _stop_tasks(self, renewed_at: float) -> None:
+        process, role = self._process, self._process.role
         log.error("%s cannot reach the store, and its lease is about to end: its jobs are stopped", role.name)
         role.leave()
-        while not self._over.wait(0.05):
+        while not self._over.wait(0.05) and process.renewed_at == renewed_at:
             if not role.performing:
-                self._process.tell_idle()
+                process.tell_idle()
                 return
-            if time.monotonic() >= self._end_at:
-                self._process.end_by_force()
+            if time.monotonic() >= renewed_at + self._lease * 5 / 6:
+                process.end_by_force()
                 return
 
     def stop(self) -> None:
@@ -334,7 +389,11 @@ class CutOff:
 
 
 class Heart:
-    """Beats for a process without a supervisor, in a thread of its own so that a long exchange does not stop it."""
+    """Beats in a thread of its own, so that a long exchange does not stop it.
+
+    Where there is a supervisor, that beats too, also for a process in which a task lets no other thread run. But who
+    does not beat itself does not know how long its lease lasts.
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -344,9 +403,13 @@ class Heart:
 
     def _run(self) -> None:
         process = self._process
-        while not self._stopping.wait(process.app.settings.heartbeat * random.uniform(0.9, 1)):
+        heartbeat = process.app.settings.heartbeat
+        while not self._stopping.wait(heartbeat * random.uniform(0.9, 1)):
+            if not process.vouches or time.monotonic() - process.renewed_at < heartbeat / 2:
+                continue
             try:
-                process.app.store.beat([process.id])
+                if not process.beat():
+                    process.wake.set()  # it hears of it in its next turn
             except Exception as error:  # a heart that stops costs all jobs of the process
                 log.warning("%s could not beat: %s", process.role.name, place_of(error))
 

@@ -47,6 +47,7 @@ class Slots:
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
+        self._taking = threading.Lock()
         self._closed = False
 
     def put(self, claims: list[Claim]) -> None:
@@ -71,7 +72,10 @@ class Slots:
 
     def unstarted(self, older_than: float) -> list[Claim]:
         """Take back claims that have waited so many seconds for a slot."""
-        limit = time.monotonic() - older_than
+        with self._taking:
+            return self._take_unstarted(time.monotonic() - older_than)
+
+    def _take_unstarted(self, limit: float) -> list[Claim]:
         taken = []
         while self._waiting:
             try:

@@ -237,7 +237,6 @@ class Supervisor:
     def _look_after_children(self) -> None:
         """End those that are not ready in time, are frozen, or may perform jobs that will soon be others'."""
         now, settings = time.monotonic(), self._app.settings
-        cut_off = now - self._beaten_at > settings.lease * 5 / 6
         for child in self._children:
             if child.ready:
                 self._unready[child.plan.role] = 0
@@ -246,7 +245,7 @@ class Supervisor:
                 log.error("%s with pid %d was not ready in time", child.plan.role, child.process.pid)
             elif child.frozen_for() > FROZEN:
                 log.error("%s with pid %d is frozen", child.plan.role, child.process.pid)
-            elif cut_off and child.plan.role == "worker" and not child.idle:
+            elif now - max(self._beaten_at, child.well_at) > settings.lease * 5 / 6 and self._may_perform(child):
                 log.error("the store cannot be reached; the worker with pid %d has to end", child.process.pid)
             else:
                 continue
@@ -256,6 +255,9 @@ class Supervisor:
                 if child.plan.role == "worker" and child.ready and not child.quiet:
                     child.quiet = True
                     child.process.send_signal(signal.SIGUSR1)
+
+    def _may_perform(self, child: Child) -> bool:
+        return child.plan.role == "worker" and not child.idle
 
     def _reap_strangers(self) -> None:
         """As the first process of a container it inherits everybody's orphans."""
@@ -282,8 +284,9 @@ class Supervisor:
             return
         self._beat_at = time.monotonic() + self._app.settings.heartbeat
         try:
+            sent_at = time.monotonic()  # leases may be counted from then, however late the answer comes
             dead = self._app.store.beat([self._id, *(child.id for child in self._children if self._vouches(child))])
-            self._beaten_at = time.monotonic()
+            self._beaten_at = sent_at
             if self._id in dead:
                 self._enroll(new_id())
                 self._judge_at = time.monotonic() + self._app.settings.lease * COMING_BACK

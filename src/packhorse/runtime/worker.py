@@ -79,7 +79,6 @@ class Worker:
         self._slots = Slots(concurrency, self._performer, self._hand_in, pool)
         self._stuck: set[Token] = set()
         self._stall_told = False
-        self._renewed_at = time.monotonic()
         self._ended: deque[Outcome] = deque()
         self._held: dict[Token, Claim | None] = {}  # None where the store has it as ours and never told us
         self._unannounced: set[Token] = set()
@@ -87,8 +86,11 @@ class Worker:
         self._quiet = False
         self._quiet_told = False
         self._lingers = False
+        self._awaited = 0  # outcomes that the next exchange may wait for, while it lingers
+        self._took = 0.0  # seconds, by the last exchange
         self._called = False
         self._in_doubt = False
+        self._lost_lease = False
         self._doubt_at = time.monotonic() + DOUBT_EVERY
         self._long: list[Token] = []
         self._listen_at = 0.0
@@ -96,6 +98,7 @@ class Worker:
 
     def begin(self, process: Process) -> None:
         self._process = process
+        process.guard_tasks()
         if self._watcher is None:
             self._warn()
             self._watcher = Watcher(self._app.store, self._selected, self._call)
@@ -116,6 +119,7 @@ class Worker:
             )
 
     def turn(self) -> float:
+        self._awaited = 0
         if self._quiet and self._pool is not None and (stop_by := self._stop_by()) is not None:
             self._pool.tell_leaving(max(0.0, stop_by - time.monotonic()))
         if self._quiet and not self._quiet_told and self._stop_by() is None:
@@ -164,7 +168,8 @@ class Worker:
         self._quiet = True
 
     def leave(self) -> None:
-        """The time to finish is over."""
+        """The time to finish is over. Called by the watch over the lease, too, whatever the turn waits for."""
+        self._take_back(older_than=0)
         self._slots.interrupt_all(Why.LEAVING)
 
     @property
@@ -173,7 +178,7 @@ class Worker:
 
     @property
     def performing(self) -> bool:
-        return self._slots.busy
+        return self._slots.busy or self._slots.waiting
 
     @property
     def stuck(self) -> bool:
@@ -196,7 +201,13 @@ class Worker:
 
     def _force(self, token: Token, why: Why) -> None:
         """A thread cannot be ended but with its process, which ends once the others have finished."""
-        if self._slots.end(token, why) or why is not Why.TIMEOUT:
+        if self._slots.end(token, why):
+            return
+        if why is not Why.TIMEOUT:
+            if token.process != self._process.id:  # others may perform it; nothing was claimed since
+                self._process.end_by_force()
+                self._stuck.add(token)
+                self._slots.give_up(token)
             return
         self._stuck.add(token)
         log.error("job %s does not end though its time is over", to_text(token.id))
@@ -210,7 +221,8 @@ class Worker:
     def _hand_in(self, outcome: Outcome) -> None:
         """Called by the slots."""
         self._ended.append(outcome if outcome.failure is None else self._app.sealed(outcome))
-        self._process.wake.set()
+        if len(self._ended) >= self._awaited:
+            self._process.wake.set()
 
     def _take_back(self, older_than: float) -> None:
         """Claims that found no slot return to their place; the pace that asked for them was wrong."""
@@ -255,11 +267,19 @@ class Worker:
         self._stall_told = False
         if self._quiet or (free <= 0 and not outcomes):
             return 0
+        if self._lost_lease and self._holds_for_another():
+            return 0
         ahead = min(self._app.settings.lookahead, int(self._concurrency * AHEAD / self._pace))
         room = min(free + ahead, EXCHANGE_JOBS)
         if self._jobs_left is not None:
             room = min(room, self._jobs_left - busy - sum(outcome.spent for outcome in outcomes))
         return max(0, room)
+
+    def _holds_for_another(self) -> bool:
+        """Under an id whose lease was lost. The next claim may be of the same job, which must not run twice at once."""
+        id = self._process.id
+        self._lost_lease = any(token.process != id for token in self._held if token not in self._stuck)
+        return self._lost_lease
 
     def _tell_stalled(self) -> None:
         if self._slots.stalled < STALLED or self._stall_told:
@@ -275,6 +295,7 @@ class Worker:
         failpoint("worker.before_exchange")
         self._long = self._slots.running_for(LONG)
         started = [token for token in self._long if token in self._unannounced]
+        id, sent_at = self._process.id, time.monotonic()
         try:
             offered = [outcome for outcome in outcomes if not outcome.written]
             reply = self._offer(offered, room, starting, started)
@@ -282,6 +303,7 @@ class Worker:
             self._ended.extendleft(reversed(outcomes))
             self._in_doubt = True
             raise
+        self._took = time.monotonic() - sent_at
         failpoint("worker.after_exchange")
         self._unannounced.difference_update(started)
         told, refused = bool(self._app.events), set(reply.refused)
@@ -298,21 +320,29 @@ class Worker:
                 self._performer.tell_ended(claim, outcome)
         for token in reply.refused:
             log.warning("job %s had moved on; what this worker made of it was refused", to_text(token.id))
-        if not reply.alive:
-            self._process.enroll_anew()
-            self._take_back(older_than=0)  # others may perform them already, and those that have begun
-            self._slots.interrupt_all(Why.LEAVING)
-        self._keep_lease(bool(offered or reply.claims))
+        if reply.alive and (offered or reply.claims):
+            self._process.note_renewed(id, sent_at)
+        if not (reply.alive and self._may_begin(reply.claims)):
+            self._lose_lease(reply.claims)
+            return reply._replace(claims=[], alive=False)
         return reply
 
-    def _keep_lease(self, renewed: bool) -> None:
-        """While it holds jobs and exchanges nothing: its supervisor may be frozen, and nobody beats for it."""
-        now = time.monotonic()
-        if renewed or not self._held:
-            self._renewed_at = now
-        elif now - self._renewed_at > self._app.settings.lease / 2:
-            self._app.store.beat([self._process.id])
-            self._renewed_at = now
+    def _may_begin(self, claims: Sequence[Claim]) -> bool:
+        """The answer may have come so late that the lease is over, and others perform what it gives."""
+        try:
+            return not claims or self._process.confirm_lease()
+        except BaseException:
+            self._in_doubt = True
+            raise
+
+    def _lose_lease(self, claims: Sequence[Claim]) -> None:
+        """Others may perform its jobs already: those that have begun are stopped, the others go back."""
+        for claim in claims:
+            self._held[claim.token] = claim
+            self._ended.append(release(claim.token))
+        self._lost_lease = True
+        self.leave()
+        self._process.enroll_anew()
 
     def _offer(self, outcomes: list[Outcome], room: int, starting: int, started: list[Token]) -> Exchanged:
         store, process = self._app.store, self._process.id
@@ -396,12 +426,26 @@ class Worker:
             free = len(self._held) - len(self._stuck) < self._concurrency and not self._quiet
             self._watcher.set_armed((free or bool(self._long)) and not self._lingers)
         if self._lingers:
-            return LINGER if free or not self._long else LISTEN_EVERY
+            return LISTEN_EVERY if self._long and not free else self._linger(room, reply)
         # Not all workers of a site at the same moment.
         rest = PATIENCE if self._slots.waiting else self._app.settings.polling_interval * random.uniform(1, 1.2)
         if self._held and (active or not self._long):  # an order may be there that was not heard
             rest = min(rest, LISTEN_EVERY)
         return rest
+
+    def _linger(self, room: int, reply: Exchanged) -> float:
+        """Where nobody waits for a slot, outcomes may wait for each other.
+
+        Where several jobs came and no more are there, others will come: at most half of the time goes into exchanges,
+        and each has more to carry.
+        """
+        if len(self._held) > self._concurrency:
+            return LINGER
+        if 1 < len(reply.claims) < room:
+            self._awaited = EXCHANGE_JOBS
+            return min(LINGER, self._took)
+        self._awaited = len(self._held) - len(self._long)
+        return LINGER
 
     def _finished_its_part(self, room: int, reply: Exchanged) -> bool:
         nothing_ready = room > 0 and reply.alive and not reply.claims

@@ -431,6 +431,7 @@ class Store(ABC):
 
     url: str
     shared = True  # False where each process has a store of its own
+    batches_at_once = 1  # more where nobody has to wait while many jobs are inserted, and that is quicker
 
     # Hot: each one batched round trip and at most one commit.
 
@@ -658,8 +659,13 @@ class Store(ABC):
     # Looking.
 
     @abstractmethod
-    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:
-        """In the order of their ids, beginning behind `after`; without what is wide: payload, result, failures."""
+    def jobs(
+        self, selection: Selection, after: bytes | None = None, limit: int = 100, *, newest_first: bool = False
+    ) -> list[StoredJob]:
+        """In the order of their ids, beginning behind `after`; without what is wide: payload, result, failures.
+
+        Where `newest_first` is asked for, all of that is the other way round: what is behind `after` has smaller ids.
+        """
 
     @abstractmethod
     def job(self, id: bytes) -> StoredJob | None:

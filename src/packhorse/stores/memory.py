@@ -1039,9 +1039,12 @@ class MemoryStore(Store):
 
     # Looking.
 
-    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:
+    def jobs(
+        self, selection: Selection, after: bytes | None = None, limit: int = 100, *, newest_first: bool = False
+    ) -> list[StoredJob]:
         with self._changed:
-            found = (job for id, job in sorted(self._jobs.items()) if after is None or id > after)
+            ids = sorted(self._jobs, reverse=newest_first)
+            found = (self._jobs[id] for id in ids if after is None or (id < after if newest_first else id > after))
             return [self._view(job) for job in found if self._selected(job, selection)][:limit]
 
     def job(self, id: bytes) -> StoredJob | None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Event
 from threading import Lock as ThreadLock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg import sql
 
-from packhorse.clock import Clock
-from packhorse.errors import SchemaError, StoreUnavailable, StoreURLError
+from packhorse.clock import Clock, SystemClock
+from packhorse.errors import SchemaError, StoreUnavailable
 from packhorse.failpoints import failpoint
 from packhorse.job import NewJob, Token
 from packhorse.outcome import Outcome
@@ -23,50 +21,40 @@ from packhorse.queues import Selected
 from packhorse.stores import postgres_copy, postgres_direct, postgres_exchange, postgres_history, sql_exchange
 from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, ProcessInfo, Retention, Watch
 from packhorse.stores.migrate import LEDGER_COLUMNS, steps
+from packhorse.stores.postgres_clock import ServerClock, SiteClock
 from packhorse.stores.postgres_connections import (
-    MARK,
-    RETRIED,
     Connection,
     Connections,
     Silent,
     quoted,
     raise_translated,
 )
-from packhorse.stores.postgres_direct import Direct, Sent
+from packhorse.stores.postgres_direct import Direct, Numbers, Sent
 from packhorse.stores.postgres_health import examine
 from packhorse.stores.postgres_lent import WHERE, Borrower, LentSession, Outdated, waiters
-from packhorse.stores.postgres_session import Lock, Missing, Schema, Session, lock_key
+from packhorse.stores.postgres_session import Missing, Session, lock_key
+from packhorse.stores.postgres_strokes import How, Refused, Rolled, Strokes
+from packhorse.stores.postgres_url import parse
 from packhorse.stores.postgres_watch import RING, PostgresWatch, ring_arguments
 from packhorse.stores.sql_admission import ARRIVED, Freed
-from packhorse.stores.sql_names import LEDGER, checked_prefix, named, prefixed_schema
-from packhorse.stores.sql_store import RENEW, Bell, SQLStore
+from packhorse.stores.sql_names import LEDGER, named, prefixed_schema
+from packhorse.stores.sql_store import Bell, SQLStore
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+    from typing import Unpack
 
 T = TypeVar("T")
 
 POLL = 1.0  # seconds after which who waits for a job looks anyway
-TRIES = 20  # of a stroke that got into another's way
 # Exchanges step by step, after one in one go that was refused: what was in its way is likely to be in the next one's.
 DETOUR, LONGEST_DETOUR = 4, 256
-BREAKS = 3  # of its line, after which a stroke is given up
 TEND_EVERY = 300.0  # seconds: looking after the partitions of history
-SCHEMA = "packhorse"
-PREFIX = "packhorse_"  # where everybody else's tables are, too
-# What the driver is told unless the URL says otherwise: a line that was cut without a word is noticed by the kernel.
-DRIVER = {
-    "application_name": "packhorse",
-    "connect_timeout": "5",
-    "tcp_user_timeout": "10000",
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
-    "keepalives_count": "3",
-}
-LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1", "[::1]")
 
 
 class PostgresStore(SQLStore):
+    batches_at_once = 5
+
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         super().__init__()
         self.url = url
@@ -75,6 +63,7 @@ class PostgresStore(SQLStore):
         self._connections = Connections(
             found.conninfo, found.schema, pooled=found.pooled, skip_locked=found.skip_locked
         )
+        self._strokes = Strokes(self._connections)
         self.clock = clock or self._connections.clock
         self._borrower = Borrower(self.schema, self._where)
         self._period = found.period
@@ -82,8 +71,13 @@ class PostgresStore(SQLStore):
         self._migrated = False
         self._migrating = ThreadLock()
         self._called = Event()
+        self._numbers = Numbers()
         self._guess: str | None = None  # the queue where the last jobs came from, where any would do
         self._detours, self._detour = 0, DETOUR
+
+    def host(self) -> None:
+        super().host()
+        self.clock = SiteClock(self._connections.clock)
 
     # Hot.
 
@@ -122,36 +116,40 @@ class PostgresStore(SQLStore):
         bell = Bell.ENDED if any(outcome.state.finished for outcome in outcomes) else Bell.NOBODY
         if any(not outcome.state.finished for outcome in outcomes):
             bell |= Bell.READY
-        it = postgres_direct.direct(process, nonce, outcomes, queues, limit, starting, started, self._guess)
+        it = postgres_direct.direct(
+            process, nonce, outcomes, queues, limit, starting, started, self._numbers, self._guess
+        )
         exchanged = None
         if self._detours > 0:
             self._detours -= 1
         elif it is not None:
-            exchanged = self._exchange_directly(it, bell)
+            exchanged = self._exchange_directly(it)
         if exchanged is None:
             exchanged = self._stroke("exchange", stroke, bell)
         if exchanged.claims and any(entry.wildcard for entry in queues):
             self._guess = exchanged.claims[-1].queue
         return exchanged
 
-    def _exchange_directly(self, it: Direct, bell: Bell) -> Exchanged | None:
+    def _exchange_directly(self, it: Direct) -> Exchanged | None:
         """None where it takes more after all."""
+        ring = ring_arguments(self.schema, Bell.ENDED)
 
         def send(c: Session) -> Sent:
-            sent = postgres_direct.send(c, it, self.clock.now(), self.clock.ticks(), self.clock.boot())
+            sent = postgres_direct.send(c, it, self.clock.now(), self.clock.ticks(), self.clock.boot(), ring)
             failpoint("exchange.between")
             return sent
 
         try:
-            exchanged = postgres_direct.read(it, self._stroke("exchange", send, bell, repeatable=True))
+            sent = self._stroke("exchange", send, repeatable=True, in_one_go=True)
         except Refused as refused:
             if refused.why == postgres_direct.KNOWN:
                 with self._cursor() as c:
-                    return postgres_direct.read_again(c, it, self.clock.now())
+                    clock = self.clock
+                    return postgres_direct.read_again(c, it, clock.now(), clock.ticks(), clock.boot())
             self._detours, self._detour = self._detour, min(2 * self._detour, LONGEST_DETOUR)
             return None
         self._detour = DETOUR
-        return exchanged
+        return postgres_direct.read(sent, self._numbers)
 
     def enroll(self, process: ProcessInfo, lease: int) -> None:
         self._connections.outlive(lease)
@@ -169,16 +167,16 @@ class PostgresStore(SQLStore):
         started: Sequence[Token],
         run: int,
     ) -> Exchanged:
-        now, ticks = self.clock.now(), self.clock.ticks()
+        now, boot = self.clock.now(), self.clock.boot()
         # All these travel together.
-        renewed = c.execute(RENEW, (ticks, process, self.clock.boot(), ticks))
+        living = c.execute(sql_exchange.ALIVE, (process, boot, self.clock.ticks()))
         ended = postgres_exchange.write(c, outcomes, now)
         for token in started:
             c.execute(sql_exchange.STARTED, (now, *token))
         looked = postgres_exchange.look(c)
         door = c.execute(ARRIVED, (now,))
         names_of = postgres_exchange.look_for_names(c, queues) if limit else {}
-        alive = renewed.rowcount == 1
+        alive = living.fetchone() is not None
         in_use = postgres_exchange.in_use(looked)
         refused, freed = postgres_exchange.finish(c, ended, now, in_use)
         failpoint("exchange.between")
@@ -188,11 +186,16 @@ class PostgresStore(SQLStore):
         if arrived or freed or in_use.edges or unfinished:
             admitted = self._admission.admit(c, now, ADMIT_AT_ONCE, freed)
             names_of = postgres_exchange.look_for_names(c, queues) if limit else {}
+        # As late as can be: nobody else can beat for the process from here on, however slow the line is.
+        ticks = self.clock.ticks()
+        renewed = c.execute(postgres_exchange.RENEW, (ticks, ticks, process, boot, ticks))
         claims = []
         if alive and limit:
             claims = postgres_exchange.take(
                 c, process, nonce, queues, names_of, limit, starting, run, now, in_use.pauses
             )
+        if alive and renewed.rowcount == 0:
+            raise Missing(frozenset())  # the lease has just run out: again, as one who has none
         answer = Exchanged(claims, refused, alive, now)
         if not outcomes and not started and not claims and not admitted and not c.holds:
             raise Rolled(answer)  # another worker was first; a renewed lease alone is not worth a commit
@@ -275,8 +278,9 @@ class PostgresStore(SQLStore):
             return c.plain(find, [self.schema, named(LEDGER, self.schema.prefix)]).fetchone() is not None
 
     def examine(self) -> list[Finding]:
+        clock = SystemClock() if isinstance(self.clock, ServerClock | SiteClock) else self.clock
         with self._cursor() as c:
-            return examine(c, self.schema, self.clock.now(), pooled=self._connections.seen_pooled)
+            return examine(c, self.schema, clock.now(), pooled=self._connections.seen_pooled)
 
     def migrate(self) -> list[str]:
         known = steps("postgres")
@@ -330,111 +334,9 @@ class PostgresStore(SQLStore):
         self._ensure_schema()
         return self._connections.session()
 
-    def _stroke(
-        self,
-        point: str,
-        work: Callable[[Session], T],
-        bell: Bell = Bell.NOBODY,
-        *,
-        repeatable: bool = False,
-        alone: bool = False,
-    ) -> T:
-        """`repeatable` is a stroke that does nothing the second time; it needs no mark by which to find it again.
-
-        `alone` is one of a single statement, which needs no more than that to be a transaction.
-        """
+    def _stroke(self, point: str, work: Callable[[Session], T], bell: Bell = Bell.NOBODY, **how: Unpack[How]) -> T:
         self._ensure_schema()
-        locks: frozenset[Lock] = frozenset()
-        gone: Connection | None = None  # in whose place a connection was made for this stroke
-        breaks = 0
-        for number in range(TRIES):
-            connection = self._connections.take() if gone is None else self._connections.connect(gone)
-            try:
-                if alone and not connection.pooled:
-                    answer = self._try_alone(connection, point, work)
-                else:
-                    answer = self._try(connection, point, work, bell, locks, marked=not repeatable)
-            except Rolled as rolled:
-                self._connections.give_back(connection)
-                return cast(T, rolled.answer)
-            except Missing as missing:
-                self._connections.give_back(connection)
-                locks |= missing.locks
-            except RETRIED:
-                connection.close()
-                time.sleep(random.uniform(0, 0.002 * (number + 1)))
-            except Lost as lost:
-                self._connections.lose(connection)
-                if lost.mark and self._connections.was_committed(lost.mark, connection):
-                    return cast(T, lost.answer)
-                # An idle connection may have died since its last use; nothing was committed on it.
-                breaks += 1
-                if breaks == BREAKS or lost.is_for_long:
-                    raise_translated(lost.cause)
-                    raise lost.cause from None
-                gone = connection
-            except BaseException as error:
-                # What the driver takes for prepared may not be: the server passed over all that came after the error.
-                connection.close()
-                if isinstance(error, psycopg.Error) and error.sqlstate in postgres_direct.REFUSALS:
-                    raise Refused(error.sqlstate) from None
-                if isinstance(error, psycopg.errors.LockNotAvailable) and self._connections.end_stopped():
-                    continue
-                raise_translated(error)
-                raise
-            else:
-                self._connections.give_back(connection)
-                if point:
-                    failpoint(f"{point}.after_commit")
-                return answer
-        raise StoreUnavailable(f"PostgreSQL: others were in the way {TRIES} times. Try again.")
-
-    def _try_alone(self, connection: Connection, point: str, work: Callable[[Session], T]) -> T:
-        failpoint(f"{point}.before_commit")
-        try:
-            return work(Session(connection, self.schema))
-        except psycopg.errors.ReadOnlySqlTransaction as error:
-            raise Lost(error) from error  # it was the primary
-        except psycopg.OperationalError as error:
-            if connection.closed:
-                raise Lost(error) from error
-            raise
-
-    def _try(
-        self,
-        connection: Connection,
-        point: str,
-        work: Callable[[Session], T],
-        bell: Bell,
-        locks: frozenset[Lock],
-        *,
-        marked: bool,
-    ) -> T:
-        c = Session(connection, self.schema, skip_locked=self._connections.skip_locked)
-        mark = ""  # known as soon as the commit may be on its way
-        answer: T | None = None
-        try:
-            with connection.pipeline():
-                self._connections.begin(c, connection)
-                found = c.plain(MARK) if marked else None
-                c.take(locks)
-                answer = work(c)
-                if point:
-                    failpoint(f"{point}.before_commit")
-                for one in (Bell.READY, Bell.ENDED):
-                    if one in bell or c.holds:  # others may have come to be ready, or to their end
-                        c.plain(RING, ring_arguments(self.schema, one))
-                if found is not None:
-                    [(mark,)] = found.fetchall()
-                c.plain("commit")
-        except BaseException as error:
-            self._roll_back(connection)
-            if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-                raise Lost(error) from error  # it was the primary
-            if isinstance(error, psycopg.OperationalError) and connection.closed:
-                raise Lost(error, mark, answer) from error
-            raise
-        return answer
+        return self._strokes.stroke(point, work, bell, **how)
 
     def _lent_stroke(
         self, lent: object, loop: AbstractEventLoop | None, work: Callable[[LentSession], T], bell: Bell
@@ -446,12 +348,6 @@ class PostgresStore(SQLStore):
         with self._cursor() as c:
             [found] = c.plain(WHERE).fetchall()
         return found
-
-    def _roll_back(self, connection: Connection) -> None:
-        with suppress(psycopg.Error):
-            if connection.closed or connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-                return
-            connection.execute("rollback")
 
     def _copy(self, jobs: Sequence[NewJob]) -> list[bytes]:
         """Nothing where they cannot go by COPY, or it failed: then they are there, or none of them is."""
@@ -516,77 +412,3 @@ class PostgresStore(SQLStore):
                 if not self._migrated:
                     self.migrate()
                     self._migrated = True
-
-
-class Rolled(Exception):
-    """There was nothing to write after all: rolled back, which costs no commit."""
-
-    def __init__(self, answer: Exchanged) -> None:
-        super().__init__()
-        self.answer = answer
-
-
-class Refused(Exception):
-    """A statement ended the stroke on purpose; nothing was written."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-
-class Lost(Exception):
-    """The connection is of no more use. Where there is a mark, the commit may have been sent with this answer."""
-
-    def __init__(self, cause: BaseException, mark: str = "", answer: object = None) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.mark = mark
-        self.answer = answer
-
-    @property
-    def is_for_long(self) -> bool:
-        """The caller has waited for so long that it is told before anything else is tried."""
-        return isinstance(self.cause, Silent) and not self.cause.reached
-
-
-class Parsed(NamedTuple):
-    """A store URL: what the driver is told, and what only we know of."""
-
-    conninfo: str
-    schema: Schema
-    pooled: bool | None
-    skip_locked: bool
-    period: int | None
-
-
-POOLERS = {"": None, "transaction": True, "session": False}
-YES_NO = {"true": True, "false": False}
-
-
-def parse(url: str) -> Parsed:
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
-    schema = options.pop("schema", SCHEMA)
-    if not schema or "\0" in schema or len(schema.encode()) > 63:
-        raise StoreURLError(url, "the schema's name must have 1 to 63 bytes")
-    prefix = checked_prefix(url, options.pop("prefix", PREFIX if schema == "public" else ""))
-    if (pooler := options.pop("pooler", "")) not in POOLERS:
-        raise StoreURLError(url, "pooler must be transaction or session")
-    if (skip_locked := options.pop("skip_locked", "true").lower()) not in YES_NO:
-        raise StoreURLError(url, "skip_locked must be true or false")
-    if (history := options.pop("history", "")) not in ("", *postgres_history.PERIODS):
-        raise StoreURLError(url, f"history must be one of {', '.join(postgres_history.PERIODS)}")
-    hosts = options.get("host", unquote(parts.hostname or "")).split(",")
-    near = all(host in LOCAL_HOSTS or host.startswith(("/", "@")) for host in hosts)
-    if not near and "sslmode" not in options:
-        options["sslmode"] = "require"
-    for name, value in DRIVER.items():
-        options.setdefault(name, value)
-    text = f"postgresql://{parts.netloc}{parts.path}?{urlencode(options, quote_via=quote)}"
-    try:
-        psycopg.conninfo.conninfo_to_dict(text)
-    except psycopg.ProgrammingError as error:
-        raise StoreURLError(url, str(error).strip()) from None
-    return Parsed(
-        text, Schema(schema, prefix), POOLERS[pooler], YES_NO[skip_locked], postgres_history.PERIODS.get(history)
-    )

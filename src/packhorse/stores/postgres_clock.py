@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from packhorse.clock import SystemClock
+
 ASK = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
 LASTS = 60_000_000  # microseconds after which the server is asked again, as clocks drift and are set
 ALIKE = 20_000  # by so little both clocks need not agree: answers take time, and nobody's time should go back for it
@@ -32,6 +34,10 @@ class ServerClock:
         self._learned_at = after
 
     @property
+    def is_known(self) -> bool:
+        return self._apart is not None
+
+    @property
     def is_old(self) -> bool:
         return self._apart is None or self.local() - self._learned_at > LASTS
 
@@ -46,3 +52,20 @@ class ServerClock:
 
     def boot(self) -> str:
         return "server"
+
+
+class SiteClock:
+    """Where others lend their connections: the server is not asked only to tell the time, and leases are its own."""
+
+    def __init__(self, server: ServerClock) -> None:
+        self._server = server
+        self._here = SystemClock()
+
+    def now(self) -> int:
+        return (self._server if self._server.is_known else self._here).now()
+
+    def ticks(self) -> int:
+        return self._server.ticks()
+
+    def boot(self) -> str:
+        return self._server.boot()

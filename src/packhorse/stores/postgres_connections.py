@@ -9,6 +9,7 @@ import select
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,6 +39,7 @@ POOLED_ANSWER = 10.0  # behind a pooler, where nobody can look
 ANSWER = 3.0  # seconds without an answer, after which somebody looks whether the server is still at work on it
 PATIENCE = 5.0  # seconds to wait for a row that somebody else has; less where leases are short
 PROBE = 2  # seconds for that look; with ANSWER, after how long a silent server is given up
+RESTED = 0.05  # seconds of rest after which a connection is looked at before it is used
 SETTLE = 5.0  # seconds in which it must be found out what became of a commit
 # No statistics, old ones or none: the plan is always the one along the indexes, which is made once.
 SETTINGS = {
@@ -108,8 +110,14 @@ class Silent(psycopg.OperationalError):
 class Connection(psycopg.Connection[Row]):
     """Waits for no answer for ever: neither the kernel nor the driver notices a server that only keeps silent."""
 
+    rests_since = 0.0
     backend: Backend | None = None  # None behind a pooler, where it may be another in each transaction
     pooled = False
+
+    @cached_property
+    def single(self) -> psycopg.RawCursor[Row]:
+        """For who says one statement: to make a cursor takes a while."""
+        return psycopg.RawCursor(self)
 
     def wait(self, gen: Generator[Any, Any, T], interval: float = 0.1, *args: Any, **more: Any) -> T:
         return super().wait(self._in_time(gen), interval, *args, **more)
@@ -205,15 +213,16 @@ class Connections:
             self._patience = patience
             self.drop_idle()  # they have the old one
 
-    def take(self) -> Connection:
-        """A connection of one's own, until it is given back."""
+    def take(self, *, once_more: bool = False) -> Connection:
+        """A connection of one's own, until it is given back. `once_more`: whoever finds it broken takes another."""
         connection: Connection | None
         with self._lock:
             if self._pid != os.getpid():  # those of the process that forked this one are not ours to use or to close
                 self._idle, self._pid = [], os.getpid()
             while self._idle:
                 connection = self._idle.pop()
-                if not connection.closed and not _was_left(connection):
+                fresh = once_more and time.monotonic() < connection.rests_since + RESTED
+                if not connection.closed and (fresh or not _was_left(connection)):
                     break
                 connection.close()
             else:
@@ -319,7 +328,8 @@ class Connections:
 
     def give_back(self, connection: Connection) -> None:
         """For the next; one that is in the middle of something is closed instead."""
-        idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        idle = connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        connection.rests_since = time.monotonic()
         with self._lock:
             if len(self._idle) < IDLE and idle and self._pid == os.getpid():
                 self._idle.append(connection)

@@ -7,6 +7,7 @@ statement, which leaves alone what is there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from struct import error, pack
 
 import psycopg
@@ -16,7 +17,7 @@ from packhorse.stores.postgres_session import Row, Session
 from packhorse.stores.sql_exchange import narrow_row
 
 LEAST = 500  # jobs: it takes five round trips more, which cost more than it saves where there are fewer
-CHUNK = 1_000  # rows in memory at once
+CHUNK = 250  # rows that are sent together: the server reads some while others are made
 NUMBERS = "select string_agg(int8send(nextval('job_n')), '') from generate_series(1, $1)"
 PAYLOADS = "copy {prefix}payload (n, id, task, body, created_at, tags) from stdin (format binary)"
 JOBS = """
@@ -27,6 +28,7 @@ HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 NULL = b"\xff\xff\xff\xff"
 NUMBER = 8  # bytes
+_N, _ID = pack(">i", NUMBER), pack(">i", 16)
 
 
 def numbers(c: Session, jobs: int) -> bytes:
@@ -57,17 +59,29 @@ def _chunks(
 
 
 def _wide(n: bytes, job: NewJob, now: int) -> bytes:
-    columns = _bytes(n) + _bytes(job.id) + _text(job.task) + _bytes(job.payload) + _bigint(now)
-    return b"\0\x06" + columns + NULL
+    return b"".join((b"\0\x06", _N, n, _ID, job.id, _text(job.task), _bytes(job.payload), _bigint(now), NULL))
 
 
 def _narrow(n: bytes, job: NewJob, now: int) -> bytes:
-    _, id, state, queue, rank, order_key, run_at, expires_at, share, limited, waits_on = narrow_row(0, job, now)
+    _, id, *rest = narrow_row(0, job, now)
+    return b"".join((b"\0\x0b", _N, n, _ID, id, _rest(*rest)))
+
+
+# Jobs that come together are mostly alike.
+@lru_cache(maxsize=1_000, typed=True)
+def _rest(
+    state: int,
+    queue: str,
+    rank: int,
+    order_key: int,
+    run_at: int | None,
+    expires_at: int | None,
+    share: str | None,
+    limited: int,
+    waits_on: str,
+) -> bytes:
     return b"".join(
         (
-            b"\0\x0b",
-            _bytes(n),
-            _bytes(id),
             pack(">ih", 2, state),
             _text(queue),
             pack(">ihiq", 2, rank, 8, order_key),
@@ -84,9 +98,11 @@ def _bytes(value: bytes) -> bytes:
     return pack(">i", len(value)) + value
 
 
+@lru_cache(maxsize=1_000, typed=True)
 def _text(value: str) -> bytes:
     return _bytes(value.encode())
 
 
+@lru_cache(maxsize=1_000, typed=True)
 def _bigint(value: int | None) -> bytes:
     return NULL if value is None else pack(">iq", 8, value)

@@ -7,45 +7,59 @@ nothing was written, and the exchange is made again step by step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from packhorse.job import JobState, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import LOCAL, Selected
 from packhorse.stores.contract import FAIR, Exchanged
-from packhorse.stores.postgres_arrays import ids_array
-from packhorse.stores.postgres_exchange import CLAIMED, TAKE, TOKEN, held
-from packhorse.stores.postgres_session import Found, Session
-from packhorse.stores.sql_exchange import STARTED, SUCCESS, as_claim, ending_row, has_ending, in_order
+from packhorse.stores.postgres_arrays import columns, ids_array
+from packhorse.stores.postgres_exchange import CLAIMED, LATER, TAKE
+from packhorse.stores.postgres_session import Found, Row, Session
+from packhorse.stores.sql_exchange import (
+    ALIVE,
+    INSERT_ENDING,
+    STARTED,
+    SUCCESS,
+    as_claim,
+    ending_row,
+    has_ending,
+    in_order,
+)
 
 KNOWN, CONCERNED = "PH001", "PH002"  # why the server refuses
 REFUSALS = frozenset({KNOWN, CONCERNED})
-MOST_ENTRIES = 8
+MOST_ENTRIES, MOST_NUMBERS = 8, 100_000
+ID, NUMBER = 2, 13  # columns of what is claimed
 # The nonce is kept with the process, so that whoever never heard the answer can ask for it.
 RENEW = f"""
     update process set
         exchanged = case when exchanged is distinct from ? then cast(? as bigint) else refuse('{KNOWN}') end,
-        lease_until = case when boot = ? and lease_until > ? then ? + lease else lease_until end
+        lease_until = case when boot = ? and lease_until > ? then {LATER} else lease_until end
     where id = ? returning boot = ? and lease_until > ?
 """
-_ENDED = held(
-    "bigint bytea bigint bytea bigint bigint bytea bigint text text bigint bigint",
-    "place, process, nonce, id, epoch, duration, result, result_until, result_error, reason, spent, has_ending",
-)
+# All of them or none: where another has one of these jobs by now, the exchange is made step by step.
 SUCCEED = f"""
     with done as (
-        update job set {SUCCESS} from ({_ENDED}) as ended where {TOKEN} returning ended.*
-    ), kept as (
-        insert into ending (id, result, result_until, result_error, reason, spent)
-        select id, result, result_until, result_error, reason, spent from done where has_ending = 1
+        update job set {SUCCESS} from (
+            select id, nonce, epoch, duration, coalesce(n, (
+                select job.n from job
+                where state = 4 and job.process = ? and job.nonce = ended.nonce and job.id = ended.id limit 1
+            )) as n from unnest(?::bigint[], ?::bytea[], ?::bigint[], ?::bigint[], ?::bigint[])
+                    as ended (n, id, nonce, epoch, duration)
+        ) as ended
+        where job.n = any(array[ended.n]) and job.state + 0 = 4 and job.id = ended.id
+          and job.process = ? and job.nonce = ended.nonce and job.epoch = ended.epoch
+        returning 1
     )
-    select count(*), array_agg(place) from done
+    select case when count(*) < ? then refuse('{CONCERNED}') end from done
 """
 NEXT_OF = """
     picked_{number} as materialized (
-        select n, rank, order_key, id, {number} as entry from job
+        select ctid as row, rank, order_key, id, {number} as entry from job
         where state = 3 and queue = ? and (select alive from living)
         order by rank, order_key, id limit {left} for update skip locked
     )
@@ -57,7 +71,7 @@ REFUSE = f"""
         select (select job.queue from job where state = 3 and job.queue > name.queue order by job.queue limit 1)
         from name where starts_with(name.queue, ?::text)
     )
-    select refuse('{CONCERNED}') where
+    select case when
         exists (select 1 from pause) or exists (select 1 from permit) or exists (select 1 from ticket)
         or exists (select 1 from rate where wake_at <= ?)
         or exists (
@@ -85,15 +99,9 @@ REFUSE = f"""
             select 1 from name
             where queue <> all(?::text[]) and starts_with(queue, ?::text) and not starts_with(queue, '{LOCAL}')
         )
+        then refuse('{CONCERNED}') end,
+        case when ?::text is not null then ring(?::text, ?::regclass, ?::bigint, ?::bigint) end
 """
-WRITTEN = """
-    select ended.place
-    from ({rows:bigint bytea bigint bytea bigint}) as ended (place, process, nonce, id, epoch), lateral (
-        select job.* from payload join job on job.n = any(array[payload.n]) where payload.id = ended.id limit 1
-    ) as job
-    where job.state = 5 and job.process = ended.process and job.nonce = ended.nonce and job.epoch = ended.epoch
-"""
-ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
 
 
 @cache
@@ -106,7 +114,24 @@ def take_of(entries: int) -> str:
         taken = " + ".join(f"(select count(*) from picked_{before})" for before in range(number + 1))
     union = " union all ".join(f"select * from picked_{number}" for number in range(entries))
     living = f"living as materialized (select exists ({ALIVE}) as alive)"
-    return TAKE.format(picked=union, before=", ".join([living, *parts]) + ",", order="entry, rank, order_key, id")
+    before = ", ".join([living, *parts]) + ","
+    return TAKE.format(picked=union, before=before, order="entry, rank, order_key, id", number=", job.n")
+
+
+class Numbers:
+    """Where the rows of claimed jobs are, so that nobody has to look for them when they end. Some may be missing."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, int] = {}
+
+    def learn(self, rows: Iterable[Row]) -> None:
+        if len(self._of) > MOST_NUMBERS:  # of jobs that were taken away, mostly
+            self._of = {}
+        self._of.update((row[ID], row[NUMBER]) for row in rows)
+
+    def of(self, outcomes: Iterable[Outcome]) -> list[int | None]:
+        """They are not asked for again."""
+        return [self._of.pop(outcome.token.id, None) for outcome in outcomes]
 
 
 class Direct(NamedTuple):
@@ -115,6 +140,7 @@ class Direct(NamedTuple):
     process: bytes
     nonce: int
     outcomes: Sequence[Outcome]
+    numbers: Sequence[int | None]  # of their jobs' rows, where they are known
     started: Sequence[Token]
     queues: list[str]
     wildcard: str | None  # all queues that begin so are served too, and must be among them
@@ -127,7 +153,6 @@ class Sent(NamedTuple):
 
     now: int
     renewed: Found
-    written: Found | None
     taken: Found | None
 
 
@@ -139,12 +164,15 @@ def direct(
     limit: int,
     starting: int,
     started: Sequence[Token],
+    numbers: Numbers,
     guess: str | None,
 ) -> Direct | None:
     """None where it takes more. A wildcard stands for the one queue where jobs are guessed to be, if it is the last."""
-    if not all(map(_is_plain, outcomes)) or len(selected) > MOST_ENTRIES:
+    if len(selected) > MOST_ENTRIES or not all(_is_plain(outcome, process) for outcome in outcomes):
         return None
-    if len({outcome.token for outcome in outcomes}) < len(outcomes):
+    # In the order of their ids, as others lock them too.
+    ended = sorted(outcomes, key=lambda outcome: outcome.token.id)
+    if any(one.token.id == next.token.id for one, next in pairwise(ended)):
         return None
     queues: list[str] = []
     wildcard = None
@@ -159,61 +187,54 @@ def direct(
             name = guess
         if name not in queues:
             queues.append(name)
-    return Direct(process, nonce, outcomes, started, queues, wildcard, limit, starting)
+    return Direct(process, nonce, ended, numbers.of(ended), started, queues, wildcard, limit, starting)
 
 
-def _is_plain(outcome: Outcome) -> bool:
-    return outcome.state is JobState.SUCCEEDED and outcome.keep is None and outcome.failure is None
+def _is_plain(outcome: Outcome, process: bytes) -> bool:
+    return (
+        outcome.state is JobState.SUCCEEDED
+        and outcome.keep is None
+        and outcome.failure is None
+        and outcome.token.process == process
+    )
 
 
-def send(c: Session, it: Direct, now: int, ticks: int, boot: str) -> Sent:
+def send(c: Session, it: Direct, now: int, ticks: int, boot: str, ring: Sequence[Any]) -> Sent:
+    """`ring` tells whoever waits for the end of a job; it travels along with the last statement."""
     alive = (boot, ticks)
-    renewed = c.execute(RENEW, (it.nonce, it.nonce, *alive, ticks, it.process, *alive))
-    written = taken = None
-    # In the order of their ids, as others lock them too.
-    ended = sorted(it.outcomes, key=lambda outcome: outcome.token.id)
-    if ended:
-        rows = []
-        for place, outcome in enumerate(ended):
-            keeps = has_ending(outcome)
-            _, result, until, error, _, reason, spent = ending_row(outcome, now)
-            rows.append((place, *outcome.token, outcome.duration, result, until, error, reason, spent, keeps))
-        written = c.batched(SUCCEED, rows, now, now)
+    renewed = c.execute(RENEW, (it.nonce, it.nonce, *alive, ticks, ticks, it.process, *alive))
+    taken = None
+    if it.outcomes:
+        rows = [
+            (n, outcome.token.id, outcome.token.nonce, outcome.token.epoch, outcome.duration)
+            for n, outcome in zip(it.numbers, it.outcomes, strict=True)
+        ]
+        arrays = columns(("bigint", "bytea", "bigint", "bigint", "bigint"), rows)
+        c.execute(SUCCEED, (now, now, it.process, *arrays, it.process, len(rows)))
+        c.batched(INSERT_ENDING, [ending_row(outcome, now) for outcome in it.outcomes if has_ending(outcome)])
     for token in it.started:
         c.execute(STARTED, (now, *token))
     if it.queues:
         picks = [value for queue in it.queues for value in (queue, it.limit)]
         claim = (it.process, it.nonce, now, it.starting, now)
         taken = c.execute(take_of(len(it.queues)), (it.process, *alive, *picks, *claim))
-    ids = ids_array([outcome.token.id for outcome in ended])
-    c.execute(REFUSE, (it.wildcard, it.wildcard, now, ids, ids, it.process, it.nonce, it.queues, it.wildcard))
-    return Sent(now, renewed, written, taken)
+    ids = ids_array([outcome.token.id for outcome in it.outcomes])
+    call = (ring[0], *ring) if it.outcomes else [None] * 5
+    c.execute(REFUSE, (it.wildcard, it.wildcard, now, ids, ids, it.process, it.nonce, it.queues, it.wildcard, *call))
+    return Sent(now, renewed, taken)
 
 
-def read(it: Direct, sent: Sent) -> Exchanged:
+def read(sent: Sent, numbers: Numbers) -> Exchanged:
     found = sent.renewed.fetchone()
-    claims = [as_claim(row) for row in sent.taken] if sent.taken is not None else []
-    refused: list[Token] = []
-    if sent.written is not None:
-        [(accepted, places)] = sent.written.fetchall()
-        if accepted < len(it.outcomes):
-            refused = _refused(it, places or [])
-    return Exchanged(claims, refused, bool(found and found[0]), sent.now)
+    rows = sent.taken.fetchall() if sent.taken is not None else []
+    numbers.learn(rows)
+    return Exchanged([as_claim(row[:NUMBER]) for row in rows], [], bool(found and found[0]), sent.now)
 
 
-def read_again(c: Session, it: Direct, now: int) -> Exchanged:
-    """The answer that was lost, as the store can still tell it."""
-    rows = [(place, *token) for place, token in enumerate(_tokens(it))]
-    written = c.batched(WRITTEN, rows)
-    refused = _refused(it, [place for (place,) in written or ()])
-    claims = [as_claim(row) for row in c.execute(CLAIMED, (it.process, it.nonce))]
-    return Exchanged(in_order(claims, [[queue] for queue in it.queues], {}), refused, True, now)
-
-
-def _tokens(it: Direct) -> list[Token]:
-    return sorted((outcome.token for outcome in it.outcomes), key=lambda token: token.id)
-
-
-def _refused(it: Direct, accepted: Sequence[int]) -> list[Token]:
-    places = set(accepted)
-    return [token for place, token in enumerate(_tokens(it)) if place not in places]
+def read_again(c: Session, it: Direct, now: int, ticks: int, boot: str) -> Exchanged:
+    """The answer that was lost, as the store can still tell it; its process may have lost its lease since then."""
+    # Both travel together. Of the outcomes nothing has to be asked: they were written, all of them.
+    claimed = c.execute(CLAIMED, (it.process, it.nonce))
+    living = c.execute(ALIVE, (it.process, boot, ticks))
+    claims = in_order([as_claim(row) for row in claimed], [[queue] for queue in it.queues], {})
+    return Exchanged(claims, [], living.fetchone() is not None, now)

@@ -90,14 +90,18 @@ LOCK = f"""
     from ({held("bytea bigint bytea bigint", "process, nonce, id, epoch")}) as ended join job on {TOKEN}
     order by job.id for update of job
 """
+# Who beats and who exchanges renew the same lease, each by the time when it asked. Whoever is overtaken takes nothing
+# back; but a lease that was given while the server's clock was far ahead is put right.
+LATER = "case when lease_until - ? - lease between 0 and lease then lease_until else ? + lease end"
+RENEW = f"update process set lease_until = {LATER} where id = ? and boot = ? and lease_until > ?"
 # Whose row another has just now is about to exchange, which renews its lease too; or it was stopped in the middle of
 # that, and its siblings must not be kept waiting for it.
-BEAT = """
+BEAT = f"""
     with free as (
         select id from process where id = any(?::bytea[]) and boot = ? and lease_until > ?
         order by id for update skip locked
     ), beaten as (
-        update process set lease_until = ? + lease from free where process.id = any(array[free.id])
+        update process set lease_until = {LATER} from free where process.id = any(array[free.id])
     )
     select id from process where id = any(?::bytea[]) and boot = ? and lease_until > ?
 """
@@ -131,38 +135,42 @@ CLAIMED_ROW = """
     job.process, job.nonce, job.id, job.epoch, task, body, job.queue, coalesce(-job.priority, job.rank), job.attempts,
     job.losses, created_at, job.expires_at, job.strays
 """
+# The row that was locked is found again by its place. One that moved before it was locked stays for the next claim.
 TAKE = f"""
     with {{before}} picked as materialized (
         {{picked}}
     ), numbered as (
-        select n, row_number() over (order by {{order}}) as place from picked
+        select row, row_number() over (order by {{order}}) as place from picked
     ), taken as (
         update job set
             state = 4, epoch = epoch + 1, process = ?, nonce = ?, claimed_at = ?,
             started_at = case when place <= ? then cast(? as bigint) end
-        from numbered where job.n = any(array[numbered.n]) returning job.*, place
+        from numbered where job.ctid = numbered.row
+        returning process, nonce, id, epoch, queue, priority, rank, attempts, losses, expires_at, strays, n, place
     )
-    select {CLAIMED_ROW} from taken as job left join payload on payload.id = any(array[job.id]) order by place
+    select {CLAIMED_ROW}{{number}}
+    from taken as job left join payload on payload.id = any(array[job.id]) order by place
 """
-TAKE_OF_ONE = TAKE.format(
-    before="",
-    picked="""
-        select n, rank, order_key, id from job where state = 3 and queue = ?
+NEXT_OF_ONE = {
+    "picked": """
+        select ctid as row, rank, order_key, id from job where state = 3 and queue = ?
         order by rank, order_key, id limit ? for update skip locked
     """,
-    order="rank, order_key, id",
-)
+    "order": "rank, order_key, id",
+}
+TAKE_OF_ONE = TAKE.format(before="", **NEXT_OF_ONE, number="")
 TAKE_OF_MANY = TAKE.format(
     before="",
     picked="""
         select ready.* from unnest(?::text[]) as name (queue), lateral (
-            select n, rank, order_key, id from job
+            select ctid as row, rank, order_key, id from job
             where state = 3 and job.queue = name.queue
               and (rank, order_key, id) > (?, ?, ?) and (rank, order_key, id) <= (?, ?, ?)
             order by rank, order_key, id limit ? for update skip locked
         ) as ready
     """,
     order="rank, order_key, id",
+    number="",
 )
 NTH_OF_MANY = """
     select ready.* from unnest(?::text[]) as name (queue), lateral (
@@ -299,10 +307,15 @@ def finish(c: Session, ended: Ended, now: int, in_use: InUse) -> tuple[list[Toke
 
 
 def beat(c: Session, processes: Collection[bytes], boot: str, ticks: int) -> list[bytes]:
-    """Renew leases by one statement alone; those whose lease was over."""
+    """Renew leases by one statement alone; those whose lease was over.
+
+    Who beats for one alone wants to know that it is renewed, and waits for its row.
+    """
     ids = list(processes)
+    if len(ids) == 1:
+        return [] if c.execute(RENEW, (ticks, ticks, ids[0], boot, ticks)).rowcount else ids
     [them] = columns(("bytea",), [(id,) for id in ids])
-    alive = {id for (id,) in c.execute(BEAT, (them, boot, ticks, ticks, them, boot, ticks))}
+    alive = {id for (id,) in c.execute(BEAT, (them, boot, ticks, ticks, ticks, them, boot, ticks))}
     return [id for id in ids if id not in alive]
 
 

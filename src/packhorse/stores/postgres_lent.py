@@ -110,11 +110,19 @@ class Borrower:
         trusted: bool = False,
     ) -> T:
         """A trusted connection is known to lead to the store's own database."""
+        with self.session(lent, loop, bell, trusted=trusted) as c:
+            return work(c)
+
+    @contextmanager
+    def session(
+        self, lent: object, loop: asyncio.AbstractEventLoop | None, bell: Bell, *, trusted: bool
+    ) -> Iterator[LentSession]:
         try:
             with _borrowed(lent, loop) as (theirs, guest):
                 if trusted:
                     self._known.add(theirs)
-                return self._do(theirs, guest, work, bell)
+                with self._transaction(theirs, guest, bell) as c:
+                    yield c
         except RETRIED as error:  # what the transaction has seen is no longer so: only its owner can do it all again
             text = str(error).strip().split("\n")[0]
             raise StoreUnavailable(f"PostgreSQL: {text}. Roll back, and do the whole transaction again.") from error
@@ -135,7 +143,8 @@ class Borrower:
             )
         self._known.add(line)
 
-    def _do(self, line: Theirs, guest: Guest, work: Callable[[LentSession], T], bell: Bell) -> T:
+    @contextmanager
+    def _transaction(self, line: Theirs, guest: Guest, bell: Bell) -> Iterator[LentSession]:
         c = LentSession(guest, self._schema)
         ours = guest.info.transaction_status == pq.TransactionStatus.IDLE
         if ours:
@@ -148,7 +157,7 @@ class Borrower:
                 needed = NEEDED | {"search_path": psycopg.sql.Identifier(self._schema).as_string(guest)}
                 found = c.plain(SET, [list(needed), list(needed.values())]).fetchall()
             with guest.pipeline():  # another one: only at the end of one the driver hears of another encoding
-                answer = work(c)
+                yield c
                 for one in (Bell.READY, Bell.ENDED):
                     if one in bell or c.holds:
                         c.plain(RING_AT_COMMIT, ring_arguments(self._schema, one))
@@ -165,7 +174,6 @@ class Borrower:
                     guest.execute("rollback to savepoint packhorse")
                     guest.execute("release savepoint packhorse")
             raise
-        return answer
 
 
 @contextmanager

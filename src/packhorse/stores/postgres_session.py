@@ -121,12 +121,21 @@ class Session:
     FOR_UPDATE: ClassVar[str] = "for update of job"
     FOR_SHARE: ClassVar[str] = "for share of job"
 
-    def __init__(self, connection: psycopg.Connection[Row], schema: Schema, *, skip_locked: bool = True) -> None:
+    def __init__(
+        self,
+        connection: psycopg.Connection[Row],
+        schema: Schema,
+        *,
+        skip_locked: bool = True,
+        cursor: psycopg.RawCursor[Row] | None = None,
+    ) -> None:
+        """The cursor serves one statement after the other; without it each has its own, and they travel together."""
         self._connection = connection
         self._schema = schema
         self._held: frozenset[Lock] = frozenset()
         self._untouched = True
         self._skip_locked = skip_locked
+        self._cursor = cursor
 
     def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Found:
         self._untouched = False
@@ -138,7 +147,7 @@ class Session:
         return self._run(prefixed(text, self._schema.prefix), parameters)
 
     def _run(self, text: str, parameters: Sequence[Any]) -> Found:
-        cursor = psycopg.RawCursor(self._connection)
+        cursor = self._cursor or psycopg.RawCursor(self._connection)
         cursor.execute(text, parameters, binary=True)
         return Found(cursor)
 

@@ -14,6 +14,7 @@ import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -39,9 +40,15 @@ def channel(schema: Schema, bell: Bell) -> str:
     return f"packhorse_{lock_key(schema, 'channel') & 0xFFFFFFFF:08x}_{bell.value}"
 
 
-def ring_arguments(schema: Schema, bell: Bell) -> list[Any]:
+def ring_arguments(schema: Schema, bell: Bell) -> tuple[Any, ...]:
+    return _ring_arguments(str(schema), schema.prefix, bell)
+
+
+@cache
+def _ring_arguments(name: str, prefix: str, bell: Bell) -> tuple[Any, ...]:
+    schema = Schema(name, prefix)
     keys = [lock_key(schema, what, bell.value) for what in ("writing", "listening")]
-    return [channel(schema, bell), f"{schema.prefix}{COUNTERS[bell]}", *keys]
+    return channel(schema, bell), f"{prefix}{COUNTERS[bell]}", *keys
 
 
 class PostgresWatch(Watch):

@@ -22,6 +22,7 @@ log = logging.getLogger("packhorse.store")
 STATES = list(JobState)
 CODE = {state: number for number, state in enumerate(STATES, 1)}
 SCHEDULED, WAITING, READY, RUNNING, SUCCEEDED, FAILED, CANCELLED = range(1, 8)
+ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
 WIDE_TABLES = ("payload", "ending", "attempt", "tag", "entry", "hold", "member")
 # How a job changes with an outcome; both begin with the moment twice.
 SUCCESS = """

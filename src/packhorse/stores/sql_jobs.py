@@ -174,7 +174,14 @@ def is_dense(c: Session, selection: Selection) -> bool:
 
 
 def select(
-    columns: str, selection: Selection, after: bytes | None, limit: int, *, dense: bool = False, locked: str = ""
+    columns: str,
+    selection: Selection,
+    after: bytes | None,
+    limit: int,
+    *,
+    dense: bool = False,
+    newest_first: bool = False,
+    locked: str = "",
 ) -> tuple[str, list[Any]]:
     """A page of selected jobs in the order of their ids, and its parameters."""
     states = None if selection.states is None else {CODE[state] for state in selection.states}
@@ -219,10 +226,10 @@ def select(
         conditions.append("payload.id in (select id from member where flow = ?)")
         parameters.append(selection.flow)
     if after is not None:
-        conditions.append("payload.id > ?")
+        conditions.append(f"payload.id {'<' if newest_first else '>'} ?")
         parameters.append(after)
-    where = " and ".join(conditions)
-    return f"select {columns} {view} where {where} order by payload.id limit ? {locked}", [*parameters, limit]
+    where, order = " and ".join(conditions), "payload.id desc" if newest_first else "payload.id"
+    return f"select {columns} {view} where {where} order by {order} limit ? {locked}", [*parameters, limit]
 
 
 def narrow(row: Sequence[Any]) -> dict[str, Any]:

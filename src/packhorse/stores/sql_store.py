@@ -60,7 +60,6 @@ T = TypeVar("T")
 
 HELD = "select process, nonce, id, epoch from job where state = 4 and process = ?"
 FINISHED = f"select 1 from job where {BY_ID} and not (state > 4 and process = ? and nonce = ? and epoch = ?)"
-ALIVE = "select 1 from process where id = ? and boot = ? and lease_until > ?"
 PROMOTE = f"""
     update job set {DUE}, order_key = order_key - {LED}
     where state = 1 and (order_key, id) <= (?, ?)
@@ -132,6 +131,10 @@ class SQLStore(Store):
 
     def __init__(self) -> None:
         self._admission = admission.Admission()
+
+    def host(self) -> None:
+        """Be `hosted`."""
+        self.hosted = True
 
     @abstractmethod
     def _cursor(self) -> AbstractContextManager[Any]:
@@ -488,11 +491,13 @@ class SQLStore(Store):
 
     # Looking.
 
-    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:
+    def jobs(
+        self, selection: Selection, after: bytes | None = None, limit: int = 100, *, newest_first: bool = False
+    ) -> list[StoredJob]:
         with self._cursor() as c:
             dense = sql_jobs.is_dense(c, selection)
-            rows = c.execute(*sql_jobs.select(sql_jobs.COLUMNS, selection, after, limit, dense=dense))
-            return [StoredJob(**sql_jobs.narrow(row)) for row in rows]
+            page = sql_jobs.select(sql_jobs.COLUMNS, selection, after, limit, dense=dense, newest_first=newest_first)
+            return [StoredJob(**sql_jobs.narrow(row)) for row in c.execute(*page)]
 
     def job(self, id: bytes) -> StoredJob | None:
         with self._cursor() as c:

@@ -23,9 +23,9 @@ from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, Lent, P
 from packhorse.stores.lending import is_async
 from packhorse.stores.migrate import LEDGER_COLUMNS, in_parts, steps
 from packhorse.stores.sql_admission import Freed, Runs
-from packhorse.stores.sql_exchange import InUse
+from packhorse.stores.sql_exchange import ALIVE, InUse
 from packhorse.stores.sql_names import LEDGER, checked_prefix, named, prefixed_schema
-from packhorse.stores.sql_store import ALIVE, Bell, SQLStore
+from packhorse.stores.sql_store import Bell, SQLStore
 from packhorse.stores.sqlite_ballast import Ballast
 from packhorse.stores.sqlite_batches import Session
 from packhorse.stores.sqlite_connections import Connections, Transaction, first_use
@@ -126,7 +126,7 @@ class SQLiteStore(SQLStore):
                 taken = sqlite_exchange.take(c, process, nonce, queues, limit, starting, run, now, in_use)
                 entries, runs = taken
             if not outcomes and not started and not entries and c.total_changes == before:
-                c.execute("rollback")  # another worker was first; a renewed lease alone is not worth a commit
+                c.undo()  # another worker was first; a renewed lease alone is not worth a commit
                 return Exchanged([], [], alive, now)
             if not entries:
                 claims = []

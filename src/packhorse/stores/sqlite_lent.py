@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -45,11 +45,24 @@ class LentSession:
     def hold(self, *subject: object) -> None:
         pass
 
+    @property
+    def total_changes(self) -> int:
+        return self._connection.total_changes
+
+    def undo(self) -> None:
+        """The transaction is not ours to roll back, and there is nothing in it that matters."""
+
     def _cursor(self) -> sqlite3.Cursor:
         return sqlite3.Cursor(self._connection)  # which knows nothing of the connection's row factory
 
 
 def stroke(lent: object, path: Path | None, prefix: str, work: Callable[[LentSession], T], *, writes: bool = True) -> T:
+    with session(lent, path, prefix, writes=writes) as c:
+        return work(c)
+
+
+@contextmanager
+def session(lent: object, path: Path | None, prefix: str, *, writes: bool = True) -> Iterator[LentSession]:
     """In the transaction that is open, or the one that Python would open; where it opens none, in one of our own.
 
     Without a path the connection is known to be the right one.
@@ -65,10 +78,8 @@ def stroke(lent: object, path: Path | None, prefix: str, work: Callable[[LentSes
             c = LentSession(connection, prefix)
             if path is not None:
                 _check_file(c, path)
-            if not writes:
-                return work(c)
-            with _transaction(connection, c):
-                return work(c)
+            with _transaction(connection, c) if writes else nullcontext():
+                yield c
     except sqlite3.ProgrammingError as error:
         if "thread" in str(error):
             raise ConfigError(

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from packhorse.app import Packhorse
@@ -182,9 +183,10 @@ class InPlaceWorker(Worker):
 
 def out_of_loop(function: Callable[[], T]) -> T:
     """Call it here or, where an event loop runs here, in a thread beside it, and wait."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    loop = None
+    with suppress(RuntimeError):
+        loop = asyncio.get_running_loop()
+    if loop is None:  # behind the block: who looks for an exception that is being handled must find none
         return function()
     with ThreadPoolExecutor(1, "packhorse-testing") as beside:
         return beside.submit(function).result()

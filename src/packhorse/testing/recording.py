@@ -260,18 +260,7 @@ class Recording(Enqueued):
         return self._record(claim.token.id)
 
     def _to_raise(self, claim: Claim, outcome: Outcome, raise_errors: bool) -> BaseException | None:
-        error = self._errors.get(claim.token.id)
-        if isinstance(error, TooManyJobs) or not isinstance(error, (Exception, *OF_TASKS, type(None))):
-            return error  # meant for the test, whoever met it
-        if not raise_errors:
-            return None
-        failed = outcome.state is JobState.FAILED
-        if error is not None and (failed or not isinstance(error, Retry)):
-            error.add_note(f"Raised in attempt {claim.attempts + 1} of job {to_text(claim.token.id)} ({claim.task}).")
-            return error
-        if failed and outcome.failure is not None:  # the task was never called
-            return JobFailed(to_text(claim.token.id), Failure.decode(outcome.failure))
-        return None
+        return to_raise(self._errors.get(claim.token.id), claim, outcome, raise_errors)
 
     def _keep_error(self, told: ErrorReport) -> None:
         self._errors[from_text(told.context.job_id)] = told.error
@@ -319,6 +308,21 @@ class Recording(Enqueued):
             )
         self.travel(self._app.settings.lease)
         return self._record(id)
+
+
+def to_raise(error: BaseException | None, claim: Claim, outcome: Outcome, raise_errors: bool) -> BaseException | None:
+    """What comes out to the test of an attempt that ended so, where the task has raised that error."""
+    if isinstance(error, TooManyJobs) or not isinstance(error, (Exception, *OF_TASKS, type(None))):
+        return error  # meant for the test, whoever met it
+    if not raise_errors:
+        return None
+    failed = outcome.state is JobState.FAILED
+    if error is not None and (failed or not isinstance(error, Retry)):
+        error.add_note(f"Raised in attempt {claim.attempts + 1} of job {to_text(claim.token.id)} ({claim.task}).")
+        return error
+    if failed and outcome.failure is not None:  # the task was never called
+        return JobFailed(to_text(claim.token.id), Failure.decode(outcome.failure))
+    return None
 
 
 class RecordingStore(MemoryStore):

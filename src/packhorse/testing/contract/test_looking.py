@@ -55,6 +55,17 @@ def test_a_page_begins_behind_any_id(store: Store):
     """The id to go on from need not be there any more."""
     insert(store, *"ace")
     assert names(store.jobs(Selection(), id_of("b"))) == ["c", "e"]
+    assert names(store.jobs(Selection(), id_of("d"), newest_first=True)) == ["c", "a"]
+
+
+def test_pages_of_jobs_with_the_newest_first(store: Store):
+    """The same pages the other way round."""
+    insert(store, *"cadbe")
+    assert names(store.jobs(Selection(), newest_first=True)) == ["e", "d", "c", "b", "a"]
+    assert names(store.jobs(Selection(), limit=2, newest_first=True)) == ["e", "d"]
+    assert names(store.jobs(Selection(), id_of("d"), 2, newest_first=True)) == ["c", "b"]
+    assert names(store.jobs(Selection(), id_of("b"), 2, newest_first=True)) == ["a"]
+    assert names(store.jobs(Selection(), id_of("a"), 2, newest_first=True)) == []
 
 
 def test_a_hundred_jobs_unless_told_otherwise(store: Store):
@@ -156,6 +167,8 @@ def test_times_narrow_like_any_field(store: Store, over_time: int):
     finished = Selection(finished_from=over_time)
     assert names(store.jobs(finished, id_of("a"))) == ["b"]
     assert names(store.jobs(finished, limit=1)) == ["a"]
+    assert names(store.jobs(finished, limit=1, newest_first=True)) == ["b"]
+    assert names(store.jobs(finished, id_of("b"), newest_first=True)) == ["a"]
     for state, found in {JobState.FAILED: ["a"], JobState.SUCCEEDED: ["b"], JobState.READY: []}.items():
         assert names(store.jobs(replace(finished, states=[state]))) == found
     assert names(store.jobs(Selection(ids=[id_of("b"), id_of("d")], created_from=over_time + 3 * SECOND))) == ["d"]

@@ -445,8 +445,13 @@ class Model(Schedules, Signals):
     def finished_at(self, id: bytes) -> int | None:
         return self.finished[id]["finished_at"] if id in self.finished else None
 
-    def jobs(self, selection: Selection, after: bytes | None = None, limit: int = 100) -> list[StoredJob]:
-        return [self._view(id, {}) for id in self._selected(selection, after)[:limit]]
+    def jobs(
+        self, selection: Selection, after: bytes | None = None, limit: int = 100, *, newest_first: bool = False
+    ) -> list[StoredJob]:
+        found = self._selected(selection, None if newest_first else after)
+        if newest_first:
+            found = [id for id in reversed(found) if after is None or id < after]
+        return [self._view(id, {}) for id in found[:limit]]
 
     def job(self, id: bytes) -> StoredJob | None:
         if id not in self.facts:

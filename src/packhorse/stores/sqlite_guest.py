@@ -1,0 +1,46 @@
+"""A SQLite store all of whose strokes go through one connection that another program has lent, in its transaction.
+
+For tests whose transaction is never committed: nobody else sees what is in it, and nobody else can write meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+from packhorse.clock import Clock
+from packhorse.stores import sqlite_lent
+from packhorse.stores.contract import ProcessInfo, Retention
+from packhorse.stores.sql_store import SQLStore
+from packhorse.stores.sqlite import SQLiteStore
+
+
+class SQLiteGuest(SQLiteStore):
+    shared = False
+
+    def __init__(self, url: str, clock: Clock, connection: object) -> None:
+        super().__init__(url, clock)
+        self.hosted = True
+        self._lent_by = connection
+        self._one_at_a_time = RLock()
+
+    def _cursor(self) -> Any:
+        return self._session(writes=False)
+
+    def _transaction(self, *, patient: bool = False) -> Any:
+        return self._session(writes=True)
+
+    @contextmanager
+    def _session(self, *, writes: bool) -> Iterator[sqlite_lent.LentSession]:
+        with self._one_at_a_time, sqlite_lent.session(self._lent_by, None, self.prefix, writes=writes) as c:
+            yield c
+
+    # What a store does besides, on connections and files of its own.
+
+    def enroll(self, process: ProcessInfo, lease: int) -> None:
+        SQLStore.enroll(self, process, lease)
+
+    def prune(self, retention: Retention, limit: int) -> int:
+        return SQLStore.prune(self, retention, limit)
