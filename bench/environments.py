@@ -40,13 +40,18 @@ def versions(python: Path, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def interpreter(needs: tuple[int, int]) -> str:
-    """Ours, or the first one here that is new enough."""
+    """Ours, or the first one here that is new enough: on the path, or beside ours, as version managers keep them."""
     if sys.version_info >= needs:
         return sys.executable
-    for name in NEWER:
+    for name in (*NEWER, *_beside()):
         if (found := _version(name)) and tuple(map(int, found.split("."))) >= needs:
             return name
-    raise RuntimeError(f"it needs Python {needs[0]}.{needs[1]}, and there is none on the path")
+    raise RuntimeError(f"it needs Python {needs[0]}.{needs[1]}, and there is none on the path or beside ours")
+
+
+def _beside() -> list[str]:
+    folder = Path(sys.base_prefix).parent
+    return [str(found) for name in NEWER for found in sorted(folder.glob(f"*/bin/{name}"))]
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packhorse.stores.migrate import steps
-from packhorse.stores.postgres_exchange import HELD, TAKE_OF_ONE, TOKEN
+from packhorse.stores.postgres_exchange import NEXT_OF_ONE, TAKE, TOKEN
 from packhorse.stores.sql_exchange import SUCCESS
 
 
@@ -20,16 +20,15 @@ class Layout:
     tables: str
     wait: str  # inserts ready jobs; $1 and $2 are the first and the last number
     end: str  # inserts finished ones, likewise
-    claim: str  # queue, limit, process, nonce, now, how many start at once, now
+    claim: str  # queue, limit, process, nonce, now, how many start at once, now; the number of a row comes last
     finish: str  # brings the ids of those that were accepted
     finish_moments: int  # how often it is told the time, before the batch
     finished: str  # how many have ended, with their result
 
 
 STORE = "".join(step.sql for step in steps("postgres"))
-BATCH = "bytea bigint bytea bigint bigint bytea"
-ENDED = "process, nonce, id, epoch, duration, result"
-HELD_BATCH = HELD.format(rows=f"{{rows:{BATCH}}}", columns=ENDED)
+BATCH = "bigint bytea bigint bytea bigint bigint bytea"
+ENDED = f"({{rows:{BATCH}}}) as ended (n, process, nonce, id, epoch, duration, result)"
 
 NUMBERS = "generate_series($1::bigint, $2::bigint) as i"
 ID = "decode(lpad(to_hex(i), 32, '0'), 'hex')"
@@ -38,10 +37,11 @@ RESULT = "convert_to('{\"made\":' || i || '}', 'UTF8')"
 PROCESS = "'\\x00112233445566778899aabbccddeeff'::bytea"
 WIDE = f"{ID}, 'tasks.noop', {BODY}, i"
 
-# What the store does; its two statements of the end are one here, so that a whole exchange is one round trip.
+# What the store does when it exchanges in one go, but with one statement for the end and for what is kept of it.
 PAYLOAD = f"insert into payload (n, id, task, body, created_at) select i, {WIDE} from {NUMBERS}"
 JOB = "insert into job (n, id, state, queue, rank, order_key) "
 NARROW = f"with payload as ({PAYLOAD}) {JOB} select i, {ID}, 3, 'default', 0, i from {NUMBERS}"
+CLAIM_OF_STORE = TAKE.format(before="", **NEXT_OF_ONE, number=", job.n")
 STATES = Layout(
     name="A states",
     tables=STORE,
@@ -53,10 +53,10 @@ STATES = Layout(
         insert into job (n, id, state, queue, rank, order_key, epoch, attempts, process, nonce, started_at, finished_at)
         select i, {ID}, 5, 'default', 0, i, 1, 1, {PROCESS}, i, i, i from {NUMBERS}
     """,
-    claim=TAKE_OF_ONE,
+    claim=CLAIM_OF_STORE,
     finish=f"""
         with done as (
-            update job set {SUCCESS} from ({HELD_BATCH}) as ended where {TOKEN} returning ended.id, ended.result
+            update job set {SUCCESS} from {ENDED} where {TOKEN} returning ended.id, ended.result
         )
         insert into ending (id, result, spent) select id, result, 1 from done returning id
     """,
@@ -97,13 +97,13 @@ CLAIM = f"""
     )
     select taken.process, taken.nonce, taken.id, taken.epoch, task, body, taken.queue,
            coalesce(-taken.priority, taken.rank), taken.attempts, taken.losses, created_at, taken.expires_at,
-           taken.strays
+           taken.strays, cast(null as bigint)
     from taken left join job on job.id = any(array[taken.id])
     order by taken.rank, taken.order_key, taken.id
 """
 # `is not distinct from` and `+ 0` hide that the index of what a process holds would do.
 UNCLAIM = f"""
-    delete from claimed using ({{rows:{BATCH}}}) as ended ({ENDED})
+    delete from claimed using {ENDED}
     where claimed.id = any(array[ended.id]) and claimed.process is not distinct from ended.process
       and claimed.nonce + 0 = ended.nonce and claimed.epoch = ended.epoch
     returning claimed.*, ended.duration, ended.result
@@ -203,10 +203,10 @@ ARCHIVE = Layout(
         with payload as ({PAYLOAD}) insert into archive ({ARCHIVED}, result, spent)
         select i, {ID}, 5, 'default', 0, i, 1, 1, 0, {PROCESS}, i, i, i, {RESULT}, 1 from {NUMBERS}
     """,
-    claim=TAKE_OF_ONE,
+    claim=CLAIM_OF_STORE,
     finish=f"""
         with moment (now) as (values (?::bigint)), gone as (
-            delete from job using ({HELD_BATCH}) as ended where {TOKEN}
+            delete from job using {ENDED} where {TOKEN}
             returning job.*, ended.duration, ended.result
         )
         insert into archive ({ARCHIVED}, expires_at, share, limited, ageing, priority, strays, result, spent)

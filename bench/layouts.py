@@ -32,6 +32,7 @@ from bench.report import show, with_spread
 from bench.stores.postgres import SETTINGS
 from packhorse.job import Token
 from packhorse.stores.postgres_connections import Connections
+from packhorse.stores.postgres_direct import NUMBER
 from packhorse.stores.postgres_session import Schema, Session
 from tests.servers.postgres import Server
 
@@ -88,6 +89,13 @@ class Sample(NamedTuple):
     cpu: float
 
 
+class Held(NamedTuple):
+    """A claimed job, and the number of its row in layouts where an end goes by it."""
+
+    number: int | None
+    token: Token
+
+
 class Worker:
     """One line to the server."""
 
@@ -97,23 +105,23 @@ class Worker:
         self.process = secrets.token_bytes(16)
         self.commits = 0
 
-    def exchange(self, ended: Sequence[Token], limit: int, queue: str = "default") -> tuple[list[Token], list[bytes]]:
+    def exchange(self, ended: Sequence[Held], limit: int, queue: str = "default") -> tuple[list[Held], list[bytes]]:
         """What is claimed, and the ids of those whose end was accepted."""
         now = time.time_ns() // 1_000
         nonce = secrets.randbits(62)
         with self._connection.pipeline():
             c = Session(self._connection, Schema("public"))
             c.plain("begin")
-            rows = [(*token, 50, RESULT) for token in sorted(ended, key=lambda token: token.id)]
+            rows = [(number, *token, 50, RESULT) for number, token in sorted(ended, key=lambda held: held.token.id)]
             accepted = c.batched(self._layout.finish, rows, *[now] * self._layout.finish_moments)
             claimed = c.execute(self._layout.claim, (queue, limit, self.process, nonce, now, limit, now))
             c.plain("commit")
         self.commits += 1
-        return [Token(*row[:4]) for row in claimed], [id for (id,) in accepted or ()]
+        return [Held(row[NUMBER], Token(*row[:4])) for row in claimed], [id for (id,) in accepted or ()]
 
     def warm(self) -> None:
         for _ in range(WARM):
-            self.exchange([Token(self.process, 0, bytes(16), 1)], 1, "nobody's")
+            self.exchange([Held(None, Token(self.process, 0, bytes(16), 1))], 1, "nobody's")
 
     def sample(self, jobs: int) -> Sample:
         return Sample(time.monotonic(), jobs, cpu_of(self._connection))
@@ -137,7 +145,7 @@ def _drain(pipe: Pipe, conninfo: str, layout: str, batch: int, jobs: int) -> Non
     pipe.recv()
     worker.commits = 0
     samples = [worker.sample(0)]
-    held: list[Token] = []
+    held: list[Held] = []
     finished, left = 0, jobs
     while left or held:
         claims, accepted = worker.exchange(held, min(batch, left))
@@ -157,7 +165,7 @@ def _drain_inflow(pipe: Pipe, conninfo: str, layout: str, batch: int, seconds: f
     pipe.recv()
     worker.commits = 0
     samples = [worker.sample(0)]
-    held: list[Token] = []
+    held: list[Held] = []
     finished = 0
     deadline = time.monotonic() + seconds
     while held or time.monotonic() < deadline:

@@ -18,7 +18,7 @@ class Sizes:
     enqueue_jobs: int = 4_000
     bulk_jobs: int = 30_000
     drain_jobs: Mapping[str, int] = field(  # by a system's pace, so that none takes long: rates are compared
-        default_factory=lambda: {"bare": 120_000, "fast": 60_000, "medium": 20_000, "slow": 4_000}
+        default_factory=lambda: {"bare": 120_000, "fast": 60_000, "medium": 20_000, "slow": 4_000, "slowest": 1_500}
     )
     client_jobs: int = 40_000
     client_repetitions: int = 9
@@ -49,7 +49,7 @@ QUICK = Sizes(
     scenario_seconds=10.0,
     enqueue_jobs=500,
     bulk_jobs=5_000,
-    drain_jobs={"bare": 30_000, "fast": 10_000, "medium": 2_000, "slow": 400},
+    drain_jobs={"bare": 30_000, "fast": 10_000, "medium": 2_000, "slow": 400, "slowest": 200},
     client_jobs=10_000,
     client_repetitions=1,
     limit_jobs=10_000,

@@ -10,6 +10,7 @@ from types import ModuleType
 from bench.scenarios import (
     backlog,
     client,
+    django,
     drain,
     enqueue,
     flows,
@@ -36,5 +37,6 @@ SCENARIOS: dict[str, ModuleType] = {
     "sustained": sustained,
     "idle": idle,
     "mixed": mixed,
+    "django": django,
     "profile": profile,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -18,14 +18,20 @@ MEASURES = ("rate", "rate_with_finish", "cpu_us_per_job", "stop_seconds")
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    return measure(lab, "drain", settled=True)
+    return measure(lab, "drain", every(lab), settled=True)
 
 
-def measure(lab: Lab, scenario: str, *, settled: bool) -> dict[str, Any]:
-    """Each system drains copies of what it was filled with; `settled` after the store's housekeeping."""
+def every(lab: Lab) -> list[type[System]]:
+    return [PackhorseSystem, *lab.store.peers, *lab.store.variants, *lab.store.bares]
+
+
+def measure(lab: Lab, scenario: str, makes: Sequence[type[System]], *, settled: bool) -> dict[str, Any]:
+    """Each system drains copies of what it was filled with; `settled` after the store's housekeeping.
+
+    The first one is held against each of the others.
+    """
     store, sizes = lab.store, lab.sizes
     sources: list[System] = []
-    makes: list[type[System]] = [PackhorseSystem, *store.peers, *store.variants, *store.bares]
     for make in makes:
         lab.step(f"{scenario}: {sizes.drain_jobs[make.pace]:,} jobs for {make.name}")
         source = make(lab)
@@ -41,12 +47,13 @@ def measure(lab: Lab, scenario: str, *, settled: bool) -> dict[str, Any]:
             system = source.copy()
             taken[source.name].append(drain(system, sizes.drain_jobs[source.pace]))
             system.close()
-    ours = taken["packhorse"]
+    first = makes[0].name
+    ours = taken[first]
     figures: dict[str, Any] = {"systems": {name: _summary(runs) for name, runs in taken.items()}}
     figures["ratios"] = {
-        f"packhorse/{name}{suffix}": paired(_values(ours, measure), _values(taken[name], measure))
+        f"{first}/{name}{suffix}": paired(_values(ours, measure), _values(taken[name], measure))
         for name in taken
-        if name != "packhorse"
+        if name != first
         for measure, suffix in (("rate", ""), ("rate_with_finish", ", incl. finish"))
     }
     return figures

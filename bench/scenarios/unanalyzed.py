@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.lab import Lab
-from bench.scenarios.drain import measure, tables
+from bench.scenarios.drain import every, measure, tables
 
 TITLE = "Drain: tables never analyzed, two worker processes, jobs per second"
 STORES = ("postgres",)
@@ -14,4 +14,4 @@ __all__ = ["STORES", "TITLE", "run", "tables"]
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    return measure(lab, "unanalyzed", settled=False)
+    return measure(lab, "unanalyzed", every(lab), settled=False)

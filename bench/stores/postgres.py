@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 
-from bench.environments import installed
 from bench.stores.base import MeasuredStore
 from bench.systems.bare_postgres import (
     Bare300System,
@@ -29,6 +28,7 @@ from bench.systems.peers import (
     PgqueuerSystem,
     ProcrastinateSystem,
     SaqSystem,
+    available,
 )
 from tests.servers.postgres import Server
 
@@ -67,22 +67,9 @@ class MeasuredPostgres(MeasuredStore):
         self.server.start(**SETTINGS)
         # By ALTER SYSTEM, since what a server was started with could not be changed later.
         self.working(False)
-        peers, variants = self._installed(self.known_peers), self._installed(self.known_variants)
+        peers, variants = available(self.lab, self.known_peers), available(self.lab, self.known_variants)
         self.peers, self.variants = peers, variants
         self._words = {peer.name: peer.describe() for peer in (*peers, *variants)}
-
-    def _installed(self, peers: tuple[type[PeerSystem], ...]) -> tuple[type[PeerSystem], ...]:
-        """Those that can be installed here; the others are told of."""
-        found: list[type[PeerSystem]] = []
-        for peer in peers:
-            self.lab.step(f"installing {peer.name}")
-            try:
-                peer.python = installed(peer.module, peer.requirements, peer.needs)
-            except RuntimeError as error:
-                self.lab.note(f"{peer.name} is left out: {error}")
-                continue
-            found.append(peer)
-        return tuple(found)
 
     def describe(self) -> dict[str, Any]:
         shown = {name: self.server.run(f"show {name}")[0][0] for name in SHOWN}

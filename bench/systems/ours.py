@@ -38,10 +38,29 @@ class PackhorseSystem(System):
 
     def __init__(self, lab: Lab, database: str | None = None) -> None:
         super().__init__(lab, database)
-        self.url = lab.store.url(self.database)
-        self.app = jobs.make_app(self.url, signing=self.signing, keys=lab.store.keys())
+        self.url = self.where()
+        self.app = jobs.make_app(self.url, isolated=jobs.ALONE in self.env, signing=self.signing, keys=lab.store.keys())
         self.noop = self.app.tasks[self.task].using(share=self.share)
         self.nap = self.app.tasks[jobs.NAP]
+
+    def where(self) -> str:
+        return self.lab.store.url(self.database)
+
+    def command(self) -> list[str]:
+        """That performs its jobs."""
+        beside = Path(sys.executable).with_name("packhorse")
+        return [*([str(beside)] if beside.exists() else python("-m", "packhorse")), *self.words()]
+
+    def words(self) -> list[str]:
+        options = ["--processes", str(self.processes), "--concurrency", str(CONCURRENCY), "--log-level", "WARNING"]
+        return ["worker", "bench.jobs:app", *options]
+
+    def environment(self) -> dict[str, str]:
+        """Of that command."""
+        env = {"PACKHORSE_STORE": self.url, "PACKHORSE_SIGNING": str(self.signing).lower(), **self.env}
+        if keys := self.lab.store.keys():
+            env["PACKHORSE_KEYS"] = ",".join(keys)
+        return env
 
     def enqueue(self, number: int) -> int:
         self.noop.enqueue(number, "two", three=3)
@@ -121,12 +140,14 @@ class IsolatedSystem(PackhorseSystem):
 
     name = "isolated"
     task = jobs.ISOLATED
+    env: ClassVar[dict[str, str]] = {jobs.ALONE: "1"}
 
 
 class BurnSystem(PackhorseSystem):
     """The same for jobs that compute."""
 
     name = "burn"
+    env: ClassVar[dict[str, str]] = {jobs.ALONE: "1"}
 
     def fill(self, numbers: Iterable[int]) -> None:
         call = self.app.tasks[jobs.BURN].call
@@ -209,13 +230,7 @@ class WatchedSystem(TypedSystem):
 
 class PackhorseRunning(Running):
     def __init__(self, system: PackhorseSystem) -> None:
-        command = Path(sys.executable).with_name("packhorse")
-        start = [str(command)] if command.exists() else python("-m", "packhorse")
-        options = ["--processes", str(system.processes), "--concurrency", str(CONCURRENCY), "--log-level", "WARNING"]
-        env = {"PACKHORSE_STORE": system.url, "PACKHORSE_SIGNING": str(system.signing).lower(), **system.env}
-        if keys := system.lab.store.keys():
-            env["PACKHORSE_KEYS"] = ",".join(keys)
-        super().__init__(system.lab, system.name, [[*start, "worker", "bench.jobs:app", *options]], env, signal.SIGTERM)
+        super().__init__(system.lab, system.name, [system.command()], system.environment(), signal.SIGTERM)
         self._system = system
         self.pids: list[int] = []
         if not self.wait_until(self._enrolled, START_DEADLINE):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import psycopg
 
-from bench.environments import versions
+from bench.environments import installed, versions
 from bench.lab import Lab
 from bench.producer import Produced
 from bench.systems.base import ROOT, STOP_DEADLINE, HeldSystem, environment
@@ -110,6 +110,20 @@ class PeerSystem(HeldSystem):
         if self._own is not None:
             self._own.close()
         self._own = None
+
+
+def available(lab: Lab, peers: tuple[type[PeerSystem], ...]) -> tuple[type[PeerSystem], ...]:
+    """Those that can be installed here; the others are told of."""
+    found: list[type[PeerSystem]] = []
+    for peer in peers:
+        lab.step(f"installing {peer.name}")
+        try:
+            peer.python = installed(peer.module, peer.requirements, peer.needs)
+        except RuntimeError as error:
+            lab.note(f"{peer.name} is left out: {error}")
+            continue
+        found.append(peer)
+    return tuple(found)
 
 
 class PgqueuerSystem(PeerSystem):

@@ -37,23 +37,24 @@ def test_jobs_come_in_order_and_to_one_worker(ground: Ground, workers: list[Work
     one, other = workers
     first, _ = one.exchange([], 2)
     rest, _ = other.exchange([], 10)
-    assert [int.from_bytes(token.id) for token in (*first, *rest)] == [4, 5, 6, 7, 8]
-    assert {(token.process, token.epoch) for token in first} == {(one.process, 1)}
-    assert {token.process for token in rest} == {other.process}
+    assert [int.from_bytes(held.token.id) for held in (*first, *rest)] == [4, 5, 6, 7, 8]
+    assert {(held.token.process, held.token.epoch) for held in first} == {(one.process, 1)}
+    assert {held.token.process for held in rest} == {other.process}
     assert one.exchange([], 1) == ([], [])
 
 
 def test_an_end_is_taken_once_and_only_under_its_token(ground: Ground, workers: list[Worker]):
     ground.fill(history=0, waiting=2)
     one, _ = workers
-    [token], _ = one.exchange([], 1)
+    [held], _ = one.exchange([], 1)
+    token = held.token
     wrong = [token._replace(process=bytes(16)), token._replace(nonce=1), token._replace(epoch=2)]
     for other in wrong:
-        assert one.exchange([other], 0) == ([], [])
+        assert one.exchange([held._replace(token=other)], 0) == ([], [])
     assert ground.one(ground.layout.finished) == 0
-    [following], accepted = one.exchange([token], 1)
+    [following], accepted = one.exchange([held], 1)
     assert (accepted, ground.one(ground.layout.finished)) == ([token.id], 1)
-    assert one.exchange([token, following], 1) == ([], [following.id])
+    assert one.exchange([held, following], 1) == ([], [following.token.id])
     assert ground.one(ground.layout.finished) == 2
 
 
@@ -74,6 +75,7 @@ def test_no_statement_reads_more_than_its_batch(ground: Ground, workers: list[Wo
     assert ground.one(scanned) == 0
 
 
+@pytest.mark.thorough
 def test_a_quick_run_tells_of_every_layout_in_every_case(postgres: Server):
     command = [sys.executable, "-m", "bench.layouts", "--quick", "--json"]
     with quick_folder() as folder:

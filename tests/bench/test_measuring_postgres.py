@@ -12,6 +12,8 @@ from bench.sizes import QUICK
 from bench.stores.postgres import MeasuredPostgres
 from bench.systems import PackhorseSystem
 from bench.systems.bare_postgres import Bare300System, BareListeningSystem, BarePostgresSystem
+from bench.systems.peers import available
+from bench.systems.sites import NativeSystem, PackhorseDjangoSystem, PackhorseSite
 from tests.servers.postgres import Missing
 from tests.waiting import wait_until
 
@@ -116,6 +118,14 @@ def test_every_job_is_drained_once_and_its_finish_recorded(lab, make):
     assert figures["rate_with_finish"] > 0
     assert system.unfinished() == 0
     system.close()
+
+
+@pytest.mark.parametrize("make", [PackhorseDjangoSystem, NativeSystem])
+def test_tasks_of_django_are_drained_once(lab, make):
+    """By the command of a site, and without Django, in one environment; peers are installed where they are measured."""
+    if PackhorseSite not in available(lab, (PackhorseSite,)):
+        pytest.skip(lab.notes[-1])
+    test_every_job_is_drained_once_and_its_finish_recorded(lab, make)
 
 
 def test_a_listening_loop_is_woken(lab):
