@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-django check bench chaos pins clean
+.PHONY: help demo demo-django test test-all test-django check bench chaos pins clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ help: ## show this list
 
 demo: $(VENV)/.stamp-run ## run the example: enqueue, perform, look (no server needed)
 	$(PY) examples/demo.py $(ARGS)
+
+demo-django: .venv-demo-django/.stamp-django ## run the example of a Django site: its server, a worker, orders through a view
+	.venv-demo-django/bin/python examples/django_demo.py $(ARGS)
 
 test: $(VENV)/.stamp-dev ## run the whole test suite
 	@scripts/install-for-tests || test -z "$$CI"
@@ -69,3 +72,6 @@ $(VENV)/.stamp-run: pyproject.toml scripts/bootstrap
 
 $(VENV)/.stamp-dev: pyproject.toml scripts/bootstrap requirements/dev.txt
 	PYTHON='$(PYTHON)' VENV='$(VENV)' scripts/bootstrap dev
+
+.venv-demo-django/.stamp-django: pyproject.toml scripts/bootstrap
+	PYTHON='$(PYTHON)' VENV=.venv-demo-django scripts/bootstrap django

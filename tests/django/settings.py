@@ -1,6 +1,7 @@
 """The settings of the site that the tests run; which database it has is said by the environment."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -37,11 +38,18 @@ def database(name: str) -> dict[str, Any]:
 
 DATABASES = {"default": database("site"), "other": database("other")}
 INSTALLED_APPS = [
+    "django.contrib.admin",
     "django.contrib.contenttypes",
     "django.contrib.auth",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
     "packhorse.django",
     "tests.django.shop",
+    # Of which schedules are imported; they are not there for every Django.
+    *(app for app in ("django_q", "django_celery_beat") if find_spec(app)),
 ]
+Q_CLUSTER = {"timeout": 30, "retry": 60}
 QUICK = {"heartbeat": 0.25, "lease": 5, "polling_interval": 0.05}
 TASKS = {
     "default": {"BACKEND": "packhorse.django.PackhorseBackend", "QUEUES": ["default", "mail"], "OPTIONS": QUICK},
@@ -53,4 +61,23 @@ TASKS = {
     },
 }
 ROOT_URLCONF = "tests.django.urls"
-MIDDLEWARE: list[str] = []
+STATIC_URL = "static/"
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]

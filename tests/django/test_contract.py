@@ -1,6 +1,7 @@
 """The contract of `django.tasks`, as Django 6.0 and 6.1 and the backport have it."""
 
 import asyncio
+import logging
 import pickle
 import threading
 from dataclasses import replace
@@ -13,6 +14,7 @@ from asgiref.sync import async_to_sync
 from django.db import connection
 from django.test import TestCase, override_settings
 from django.utils import timezone
+from django.utils.log import RequireDebugTrue
 
 from packhorse import JobState
 from packhorse.django import PackhorseBackend, Task, compat
@@ -236,6 +238,40 @@ class Performing(WorkingTestCase):
         finally:
             for signal in (compat.task_started, compat.task_finished):
                 signal.disconnect(listen)
+
+    def test_django_writes_its_lines_where_somebody_sees_them(self):
+        path = tasks.double.module_path
+        with self.assertLogs(compat.logger, "INFO") as seen:
+            id = performed(tasks.double, 1).id
+        states = [f"INFO:{compat.logger.name}:Task id={id} path={path} state={it}" for it in ("RUNNING", "SUCCESSFUL")]
+        assert [line for line in seen.output if id in line and "READY" not in line] == states
+        with self.assertLogs(compat.logger, "ERROR") as seen:
+            performed(tasks.never)
+        assert len(seen.output) == 1
+
+    def test_no_line_is_made_that_no_handler_takes(self):
+        """As Django has it where DEBUG is off: its logger is at INFO, and of the handlers one waits for DEBUG."""
+        made: list[str] = []
+        logger, handler = compat.logger, logging.NullHandler()
+        handler.addFilter(RequireDebugTrue())
+        logger.setLevel(logging.INFO)
+
+        def take(record: logging.LogRecord) -> bool:
+            made.append(record.getMessage())
+            return True
+
+        def took(id: str) -> int:
+            return sum(f"id={id}" in line and "READY" not in line for line in made)
+
+        with (
+            patch.object(logger, "handlers", [handler]),
+            patch.object(logger, "propagate", False),
+            patch.object(logger, "filters", [take]),
+        ):
+            assert took(performed(tasks.double, 1).id) == 0
+            with self.settings(DEBUG=True):
+                assert took(performed(tasks.double, 1).id) == 2
+        logger.setLevel(logging.NOTSET)
 
     def test_a_receiver_that_fails_does_not_fail_the_job(self):
         def broken(**kwargs: Any) -> None:

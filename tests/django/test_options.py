@@ -1,5 +1,6 @@
 """Our options on Django's tasks, and the decorators above them."""
 
+import os
 import threading
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import connections
 from django.test import TestCase
 
-from packhorse import ConfigError, JobState, chain, limit, unique
+from packhorse import ConfigError, JobState, ResultUnavailable, TimedOut, chain, chord, limit, unique
 from packhorse.django import compat, limits_concurrency, recurring, task
 from packhorse.django.tasks import Declared, Task, Using
 from tests.django.helpers import WorkingTestCase, application, ended, performed
@@ -68,10 +69,20 @@ class Declaring(TestCase):
         assert tasks.double.enqueue(1).job.state == JobState.READY
         assert tasks.once.using(unique=None).enqueue(5).id != tasks.once.using(unique=None).enqueue(5).id
 
+    def test_1B_7_using_takes_what_the_decorator_takes_but_for_what_cannot_travel(self):
+        """Classes and functions cannot, nor what all jobs of a task share."""
+        left = {"retry_for", "give_up_on", "upgrade", "aliases", "version"}
+        assert set(Declared.__annotations__) - set(Using.__annotations__) == left
+        from packhorse.task import Using as Native
+
+        assert set(Native.__annotations__) <= set(Using.__annotations__)
+
     def test_what_belongs_to_the_task_is_not_of_a_job(self):
-        with pytest.raises(TypeError, match="give it to @task"):
-            tasks.double.using(retries=1)
-        with pytest.raises(TypeError, match="It takes priority"):
+        with pytest.raises(TypeError, match="classes cannot travel with a job"):
+            tasks.double.using(retry_for=ValueError)
+        with pytest.raises(ConfigError, match="function, which cannot travel"):
+            tasks.double.using(backoff=lambda attempt, error: 1).enqueue(1)
+        with pytest.raises(TypeError, match="It takes share"):
             tasks.double.using(nonsense=1)
 
     def test_copies_keep_what_was_there(self):
@@ -128,10 +139,45 @@ class Performing(WorkingTestCase):
         for result in results:
             assert ended(result).status == "SUCCESSFUL"
 
+    def test_1B_7_options_of_a_job_are_those_of_its_attempts(self):
+        more, none = tasks.never.using(retries=2, backoff=0), tasks.never.using(retries=0)
+        assert [len(performed(task).errors) for task in (tasks.never, more, none)] == [2, 3, 1]
+        away = performed(tasks.whose_process.using(isolate=True)).return_value
+        assert (performed(tasks.whose_process).return_value, away != os.getpid()) == (os.getpid(), True)
+        bare = performed(tasks.anything.using(results=False), 5)
+        assert bare.status == "SUCCESSFUL"
+        with pytest.raises(ResultUnavailable):
+            _ = bare.return_value
+        late = performed(tasks.look_again.using(timeout=0.1))
+        assert late.errors[0].exception_class is TimedOut
+
+    def test_task_finished_is_sent_when_the_retries_of_a_job_are_used_up(self):
+        told: list[Any] = []
+        compat.task_finished.connect(listen := lambda task_result, **kwargs: told.append(task_result.attempts))
+        try:
+            performed(tasks.never.using(retries=2, backoff=0))
+        finally:
+            compat.task_finished.disconnect(listen)
+        assert told == [3]
+
     def test_flows_of_django_tasks(self):
         flow = chain(tasks.double.later(2), tasks.keep.later("after")).enqueue()
         wait_until(lambda: flow.finished, "the chain")
         assert tasks.seen[-1] == (("after",), {})
+
+    def test_flows_give_a_django_task_the_results_before_it(self):
+        """Whose own `call` would perform it where the flow is made."""
+        before = len(tasks.seen)
+        flows = [
+            chain(tasks.double.later(2), tasks.double, tasks.keep_one),
+            chord([tasks.double.later(number) for number in (1, 2, 3)], tasks.keep_one),
+        ]
+        assert len(tasks.seen) == before
+        handles = [flow.enqueue() for flow in flows]
+        wait_until(lambda: all(handle.finished for handle in handles), "the flows")
+        assert [args for args, _ in tasks.seen[before:]] in ([(8,), ([2, 4, 6],)], [([2, 4, 6],), (8,)])
+        with pytest.raises(ConfigError, match="made of calls and tasks, not of function"):
+            chain(tasks.double.later(2), tasks.keep.func)
 
     def test_language_and_time_zone_do_not_outlast_a_job(self):
         assert [performed(tasks.leak).return_value for _ in range(12)] == [["en", "UTC"]] * 12

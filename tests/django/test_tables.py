@@ -12,7 +12,7 @@ from django.test import TestCase, override_settings
 from django.utils import timezone
 
 from packhorse import JobState
-from packhorse.django.models import Job, Pause, Payload, Process, ReadOnly, Schedule
+from packhorse.django.models import Job, Pause, Payload, Process, Queue, ReadOnly, Schedule, Task
 from packhorse.django.operations import LEDGER_TABLE, ApplySteps
 from packhorse.django.router import PackhorseRouter, databases
 from packhorse.stores.migrate import steps
@@ -126,7 +126,8 @@ class Models(TestCase):
         for model in apps.get_app_config("packhorse").get_models():
             assert not model._meta.managed
             assert list(model.objects.all()[:1]) is not None
-        assert {Job, Payload, Process, Schedule, Pause} == set(apps.get_app_config("packhorse").get_models())
+        views = {Job, Payload, Process, Schedule, Pause, Queue, Task}
+        assert views == set(apps.get_app_config("packhorse").get_models())
 
 
 class Clearing(WorkingTestCase):

@@ -1,5 +1,9 @@
 """A queue in the site's own database joins the caller's transaction; one elsewhere waits for its commit."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +11,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 from django.test import AsyncClient, Client, TestCase, override_settings
 
-from packhorse import EnqueueError
+from packhorse import EnqueueError, Selection
 from packhorse.django import aenqueue_many, compat, enqueue_many
 from tests.django.helpers import CommittingTestCase, application, ended, working
 from tests.django.shop import tasks
@@ -150,6 +154,7 @@ class Committing(CommittingTestCase):
         assert results[1].job.look().priority == 5
 
     def test_a_site_opens_no_connection_of_ours(self):
+        application()._place = None  # as in a program that has just begun
         result = tasks.keep.enqueue(1)
         tasks.keep.get_result(result.id)
         result.job.look()
@@ -170,6 +175,51 @@ class Committing(CommittingTestCase):
             result = ended(tasks.complete_inside.enqueue(order))
         order.refresh_from_db()
         assert (result.status, order.paid) == ("SUCCESSFUL", True)
+
+
+CRASHING = """
+import os, sys, django
+django.setup()
+from django.db import transaction
+from tests.django.shop import tasks
+from tests.django.shop.models import Order
+
+backend, when, number = sys.argv[1:]
+with transaction.atomic():
+    Order.objects.create(number=int(number))
+    if when == "committed":
+        transaction.on_commit(lambda: os._exit(9))  # before that of the enqueueing, where there is one
+    tasks.double.using(backend=backend).enqueue(int(number))
+    if when == "inside":
+        os._exit(9)
+"""
+
+
+class Crashing(CommittingTestCase):
+    def crashed(self, backend: str, when: str, number: int) -> tuple[bool, bool]:
+        """Whether the row is there, and whether the job is, after the program has died."""
+        environment = {**os.environ, "PACKHORSE_TEST_DATABASE": "the tests' own", "PYTHONPATH": os.getcwd()}
+        command = [sys.executable, "-c", CRASHING, backend, when, str(number)]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 9, ran.stderr
+        double = tasks.double.using(backend=backend)
+        jobs = application(backend).inspection.jobs(Selection(tasks={double.module_path}))
+        found = [double.get_result(job.id).args for job in jobs]
+        return Order.objects.filter(number=number).exists(), [number] in found
+
+    def test_F100_a_rollback_and_a_crash_at_the_commit(self):
+        """In the site's database there is a job if and only if there is a row. Elsewhere the guide tells of the gap."""
+        with pytest.raises(RuntimeError), transaction.atomic():
+            Order.objects.create(number=5)
+            results = [tasks.double.using(backend=alias).enqueue(5) for alias in ("default", "elsewhere")]
+            raise RuntimeError
+        assert [is_there(result) for result in results] == [False, False]
+        assert not Order.objects.exists()
+        assert self.crashed("default", "inside", 6) == (False, False)
+        assert self.crashed("default", "committed", 7) == (True, True)
+        assert self.crashed("elsewhere", "committed", 9) == (True, False)
+        page = (Path(__file__).parents[2] / "docs" / "guide" / "django.md").read_text()
+        assert "dies between the commit and that" in page
 
 
 _RENAME = "alter table packhorse_payload rename to gone"

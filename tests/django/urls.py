@@ -1,8 +1,10 @@
 """Views of the tests' site."""
 
+from django.contrib import admin
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
+from packhorse.django.admin import register
 from tests.django.shop.models import Order
 from tests.django.shop.tasks import double, keep
 
@@ -31,4 +33,13 @@ async def blocking(request: HttpRequest) -> JsonResponse:
     return JsonResponse({"id": sync_in_async_view(int(request.GET["number"]))})
 
 
-urlpatterns = [path("order/", order), path("adouble/", adouble), path("blocking/", blocking)]
+second = admin.AdminSite("second")
+register(second)
+
+urlpatterns = [
+    path("order/", order),
+    path("adouble/", adouble),
+    path("blocking/", blocking),
+    path("admin/", admin.site.urls),
+    path("second/", second.urls),
+]

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RIGHT, WRONG = (ROOT / "tests" / "typing" / name for name in ("right.py", "wrong.py"))
+FOLDER = ROOT / "tests" / "typing"
 
 
-def expected() -> set[int]:
-    lines = WRONG.read_text(encoding="utf-8").splitlines()
+def expected(wrong: Path) -> set[int]:
+    lines = wrong.read_text(encoding="utf-8").splitlines()
     return {number for number, line in enumerate(lines, 1) if line.endswith("# error")}
 
 
@@ -41,17 +41,19 @@ def pyright(path: Path, folder: Path) -> set[int]:
     return {item["range"]["start"]["line"] + 1 for item in found}
 
 
+@pytest.mark.parametrize("name", ["right.py", "right_django.py"])
 @pytest.mark.parametrize("checker", [mypy, pyright])
-def test_what_is_right_is_accepted(checker, tmp_path: Path):
-    """And the types are those that right.py asserts."""
-    assert checker(RIGHT, tmp_path) == set()
+def test_what_is_right_is_accepted(checker, name: str, tmp_path: Path):
+    """And the types are those that it asserts."""
+    assert checker(FOLDER / name, tmp_path) == set()
 
 
+@pytest.mark.parametrize(("name", "mistakes"), [("wrong.py", 30), ("wrong_django.py", 14)])
 @pytest.mark.parametrize("checker", [mypy, pyright])
-def test_every_mistake_is_found_and_nothing_else(checker, tmp_path: Path):
-    """Line by line, as marked in wrong.py."""
-    assert len(expected()) > 30
-    assert checker(WRONG, tmp_path) == expected()
+def test_every_mistake_is_found_and_nothing_else(checker, name: str, mistakes: int, tmp_path: Path):
+    """Line by line, as marked in the file."""
+    assert len(expected(FOLDER / name)) > mistakes
+    assert checker(FOLDER / name, tmp_path) == expected(FOLDER / name)
 
 
 def test_what_is_right_also_runs():

@@ -51,7 +51,7 @@ wrong_handle: JobHandle[int] = resize.enqueue(42)  # error
 many: list[JobHandle[int]] = app.enqueue_many([resize.call(1)])  # error
 
 # Options are known by name and type, where a task is declared and where one job differs.
-resize.using(retries=3)  # error
+resize.using(retries="three")  # error
 resize.using(priority="high")  # error
 resize.using(queue="mail")  # error
 resize.using(run_after="tomorrow")  # error
@@ -141,7 +141,7 @@ rate("1/s", burst="3")  # error
 rate("1/s", on_conflict="discard")  # error
 unique("k", merge=max)  # error
 unique("k", on_conflict="merge", merge=lambda earlier: earlier)  # error
-resize.using(rate="5/s")  # error
+resize.using(rate=5)  # error
 resize.using(share=5)  # error
 app.control.set_weight("ann", "3")  # error
 

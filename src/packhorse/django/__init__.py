@@ -6,7 +6,7 @@ from packhorse.django.decorators import limits_concurrency, recurring
 from packhorse.django.performing import TaskContext
 from packhorse.django.results import TaskResult
 from packhorse.django.tasks import Call, Task, task
-from packhorse.errors import DeserializationError
+from packhorse.errors import DeserializationError, ProcessExitError, ProcessPrunedError
 
 __all__ = [
     "Call",
@@ -14,6 +14,8 @@ __all__ = [
     "InvalidArgument",
     "ModelReference",
     "PackhorseBackend",
+    "ProcessExitError",
+    "ProcessPrunedError",
     "Task",
     "TaskContext",
     "TaskResult",

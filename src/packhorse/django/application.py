@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -10,25 +12,25 @@ from django.db import connections
 from django.utils import timezone
 
 from packhorse.app import Packhorse
+from packhorse.clock import Clock
 from packhorse.django import compat, options, tasks
 from packhorse.django.arguments import InvalidArgument, teach
 from packhorse.django.decorators import recurrent
-from packhorse.django.performing import performed_by
-from packhorse.django.places import open_alias, place_of
+from packhorse.django.performing import DISCARD_MISSING, performed_by
+from packhorse.django.places import guest_of, open_alias, place_of
 from packhorse.errors import ConfigError, PayloadError
 from packhorse.hooks import Occasion
 from packhorse.lending import lent_to
-from packhorse.limits import make_rules
 from packhorse.stores import Store
 from packhorse.stores.contract import Lent
-from packhorse.task import BaseTask, make_task
+from packhorse.task import BaseTask, Using, make_task
 
 if TYPE_CHECKING:
     from packhorse.django.backend import PackhorseBackend
 
 NAME = "django"  # the same for all aliases: several may share a database, and each must trust the others' jobs
 NOT_YET: Any = object()
-USING = ("expires", "share", "tags", "metadata", "timeout", *tasks.CALLBACKS)
+USING = [name for name in Using.__annotations__ if name != "run_after"]
 
 _made: dict[str, Application] = {}
 _making = RLock()
@@ -68,6 +70,8 @@ class Application(Packhorse):
         self.backend_options = found = options.read(backend.options)
         self._place: tuple[Any, ...] | None = None
         self._opened: Any = NOT_YET
+        self._guest: Store | None = None
+        self.borrows = False  # the connections of whoever performs jobs
         self._works_here = False
         super().__init__(NAME, NOT_YET if found.store is None else found.store, **found.settings)
         teach(self.codec)
@@ -78,6 +82,8 @@ class Application(Packhorse):
     @property
     def store(self) -> Store:
         """Opened at its first use: test runners give an alias another database after tasks were imported."""
+        if self._guest is not None:
+            return self._guest
         alias = self.backend_options.database
         if alias is None:
             return self._opened
@@ -85,7 +91,7 @@ class Application(Packhorse):
         if place != self._place:
             with _making:
                 if place != self._place:
-                    before, self._opened, self._place = self._opened, open_alias(alias, self.clock), place
+                    before, self._opened, self._place = self._opened, open_alias(alias), place
                     if before is not NOT_YET:
                         before.close()
         return self._opened
@@ -93,6 +99,18 @@ class Application(Packhorse):
     @store.setter
     def store(self, store: Store) -> None:
         self._opened = store
+
+    @contextmanager
+    def through_django(self, clock: Clock) -> Iterator[None]:
+        """Meanwhile all goes through Django's connection of this thread, in its transaction, and by this clock."""
+        alias, clock_before = self.backend_options.database, self.clock
+        if alias is not None:
+            self._guest = guest_of(alias, clock)
+        self.clock, self.borrows = clock, True
+        try:
+            yield
+        finally:
+            self._guest, self.clock, self.borrows = None, clock_before, False
 
     def close(self) -> None:
         if self._opened is not NOT_YET:
@@ -116,7 +134,7 @@ class Application(Packhorse):
         an event loop Django forbids its own.
         """
         alias = self.backend_options.database
-        if alias is None or _on_loop():
+        if alias is None or on_loop():
             return None
         connection = connections[alias]
         if self._works_here and not _in_transaction(connection):
@@ -131,7 +149,7 @@ class Application(Packhorse):
         asked = on_commit is True
         if on_commit is None:
             on_commit = found.commit_database != found.database
-        if not on_commit or _on_loop():
+        if not on_commit or on_loop():
             return None
         for alias in (found.commit_database, found.database if asked else None):
             if alias is not None and connections[alias].in_atomic_block:
@@ -177,19 +195,17 @@ class Application(Packhorse):
         native = self.native(task)
         if task is task.declared:
             return native
-        changes: Any = task.changed((*USING, "queue_name", "priority"))
+        changes: Any = task.changed(USING)
         self._set_callbacks(changes)
         if "priority" in changes:
             changes["priority"] = int(changes["priority"])
         if task.run_after is not None:
             aware = timezone.is_aware(task.run_after)
             changes["run_after"] = task.run_after if aware else timezone.make_aware(task.run_after)
-        varied = native.using(**changes)
-        if task.changed(tasks.RULES):
-            rules = dict.fromkeys(tasks.RULES) | task.given(tasks.RULES)
-            names = native.parameter_names
-            varied.rules = make_rules(rules["limit"], rules["unique"], names, rules["rate"])
-        return varied
+        if "discard_missing" in task.changed(["discard_missing"]):
+            metadata = changes.get("metadata", native.options.metadata)
+            changes["metadata"] = {**metadata, DISCARD_MISSING: task.discard_missing}
+        return native.using(**changes)
 
     def register_declared(self) -> None:
         """Before a worker or a scheduler begins: all tasks there are, and the schedules that belong here.
@@ -209,7 +225,8 @@ class Application(Packhorse):
                 put(self.native(it.task))
 
 
-def _on_loop() -> bool:
+def on_loop() -> bool:
+    """Where Django forbids its connections."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

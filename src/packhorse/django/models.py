@@ -1,4 +1,7 @@
-"""Read-only views of the tables, for queries and the admin. The store writes; Django makes and changes nothing here."""
+"""Read-only views of the tables, for queries of a site's own. The store writes; Django makes and changes nothing here.
+
+The admin reads no rows of them: what it needs of the models are their names and permissions.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from packhorse.control import me
 from packhorse.django.places import PREFIX
 from packhorse.ids import from_text, to_text
 from packhorse.job import JobState
-from packhorse.stores.contract import Act, Change, Selection
+from packhorse.stores.contract import Act, Change, Paused, Selection
 from packhorse.stores.sql_exchange import STATES
 
 CODES = {state: number for number, state in enumerate(STATES, 1)}
@@ -87,6 +90,8 @@ class ReadOnlyQuerySet(models.QuerySet):
 class View(models.Model):
     class Meta:
         abstract = True
+        managed = False
+        default_permissions = ("view",)
 
     objects: ClassVar[Any] = ReadOnlyQuerySet.as_manager()
 
@@ -147,9 +152,15 @@ class Job(View):
 
     objects: ClassVar[Any] = JobQuerySet.as_manager()
 
-    class Meta:
-        managed = False
+    class Meta(View.Meta):
         db_table = f"{PREFIX}job"
+        permissions = (
+            ("view_job_arguments", "Can view arguments and results of jobs"),
+            ("retry_job", "Can retry jobs"),
+            ("cancel_job", "Can cancel jobs"),
+            ("run_job", "Can run scheduled jobs now"),
+            ("discard_job", "Can discard jobs"),
+        )
 
     def __str__(self) -> str:
         return f"{self.id} ({self.state})"
@@ -161,8 +172,7 @@ class Payload(View):
     task = models.TextField()
     created_at = MomentField()
 
-    class Meta:
-        managed = False
+    class Meta(View.Meta):
         db_table = f"{PREFIX}payload"
 
     def __str__(self) -> str:
@@ -178,8 +188,7 @@ class Process(View):
     supervisor = IdField(null=True)
     started_at = MomentField()
 
-    class Meta:
-        managed = False
+    class Meta(View.Meta):
         db_table = f"{PREFIX}process"
         verbose_name_plural = "processes"
 
@@ -197,9 +206,13 @@ class Schedule(View):
     last_job = IdField(null=True)
     error = models.TextField()
 
-    class Meta:
-        managed = False
+    class Meta(View.Meta):
         db_table = f"{PREFIX}schedule"
+        permissions = (
+            ("run_schedule", "Can run schedules now"),
+            ("pause_schedule", "Can pause schedules"),
+            ("resume_schedule", "Can resume schedules"),
+        )
 
     def __str__(self) -> str:
         return str(self.key)
@@ -215,9 +228,37 @@ class Pause(View):
     actor = models.TextField()
     paused_at = MomentField()
 
-    class Meta:
-        managed = False
+    class Meta(View.Meta):
         db_table = f"{PREFIX}pause"
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
+
+
+class OfKind(models.Manager.from_queryset(ReadOnlyQuerySet)):  # type: ignore[misc]
+    def __init__(self, kind: Paused) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().filter(kind=self.kind)
+
+
+class Queue(Pause):
+    """A queue that is paused."""
+
+    objects: ClassVar[Any] = OfKind(Paused.QUEUE)
+
+    class Meta(View.Meta):
+        proxy = True
+        permissions = (("pause_queue", "Can pause queues"), ("resume_queue", "Can resume queues"))
+
+
+class Task(Pause):
+    """A task that is paused."""
+
+    objects: ClassVar[Any] = OfKind(Paused.TASK)
+
+    class Meta(View.Meta):
+        proxy = True
+        permissions = (("pause_task", "Can pause tasks"), ("resume_task", "Can resume tasks"))

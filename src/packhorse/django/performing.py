@@ -1,4 +1,4 @@
-"""What a worker does around a Django task: connections, language and time zone, models, context, signals."""
+"""What a worker does around a Django task: connections, models, context, signals."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.conf import settings
 from django.db import close_old_connections
-from django.utils import timezone, translation
+from django.utils import timezone
+from django.utils.log import RequireDebugTrue
 
 from packhorse.codec import Arguments
 from packhorse.context import Context
@@ -22,11 +24,14 @@ from packhorse.errors import DeserializationError, Interrupted
 from packhorse.ids import to_text
 from packhorse.job import Failure
 from packhorse.outcome import decide
+from packhorse.task import BaseTask
+from packhorse.varying import task_of
 
 if TYPE_CHECKING:
     from packhorse.django.application import Application
     from packhorse.django.tasks import Task
 
+DISCARD_MISSING = "packhorse.discard_missing"  # where metadata tell it of a single job
 PLAIN = (str, int, float, bool, type(None))
 
 
@@ -50,7 +55,7 @@ def performed_by(app: Application, task: Task[..., Any]) -> Callable[..., Any]:
 
         @wraps(function)
         async def perform(context: Context, /, *args: Any, **kwargs: Any) -> Any:
-            await sync_to_async(_begin)()
+            await sync_to_async(_close_old)(app)
             try:
                 attempt = Attempt(app, task, context, args, kwargs)
                 if attempt.refers:
@@ -67,12 +72,12 @@ def performed_by(app: Application, task: Task[..., Any]) -> Callable[..., Any]:
                 await attempt.atell(compat.task_finished, Status.SUCCESSFUL, value)
                 return value
             finally:
-                await sync_to_async(_end)()
+                await sync_to_async(_close_old)(app)
     else:
 
         @wraps(function)
         def perform(context: Context, /, *args: Any, **kwargs: Any) -> Any:
-            _begin()
+            _close_old(app)
             try:
                 attempt = Attempt(app, task, context, args, kwargs)
                 if attempt.refers:
@@ -89,7 +94,7 @@ def performed_by(app: Application, task: Task[..., Any]) -> Callable[..., Any]:
                 attempt.tell(compat.task_finished, Status.SUCCESSFUL, value)
                 return value
             finally:
-                _end()
+                _close_old(app)
 
     perform.__signature__ = _with_context(function, task.takes_context)  # type: ignore[attr-defined]
     return perform
@@ -103,15 +108,10 @@ def _with_context(function: Callable[..., Any], takes_context: bool) -> inspect.
     return signature.replace(parameters=[first, *signature.parameters.values()])
 
 
-def _begin() -> None:
-    """As a request begins; the thread may have performed another job before."""
-    close_old_connections()
-    translation.deactivate()
-    timezone.deactivate()
-
-
-def _end() -> None:
-    close_old_connections()
+def _close_old(app: Application) -> None:
+    """As requests do before and after; language and time zone are of the job's own context."""
+    if not app.borrows:  # from a test, whose transaction would be lost
+        close_old_connections()
 
 
 class Attempt:
@@ -132,7 +132,7 @@ class Attempt:
         try:
             self.args, self.kwargs = fetched(self.args), fetched(self.kwargs)
         except DeserializationError as error:
-            if self._task.discard_missing is True:
+            if self._context.metadata.get(DISCARD_MISSING, self._task.discard_missing) is True:
                 raise DeserializationError(str(error), discard=True) from None
             raise
 
@@ -157,12 +157,16 @@ class Attempt:
             self._result = result
         return self._result
 
+    @property
+    def _native(self) -> BaseTask[..., Any]:
+        """With the options of this very job."""
+        return task_of(self._app, self._context._claim) or self._app.tasks[self._task.module_path]
+
     def check(self, value: Any) -> None:
         """A value that cannot be stored fails the task, as Django wants it."""
         if type(value) in PLAIN:
             return
-        native = self._app.tasks[self._task.module_path]
-        if native.stored.results:
+        if (native := self._native).stored.results:
             self._app.codec.encode_result(value if native.shapes is None else native.shapes.dump_result(value))
 
     def fails_with(self, error: BaseException) -> bool:
@@ -170,8 +174,7 @@ class Attempt:
         if isinstance(error, Interrupted) or not _watched(compat.task_finished, logging.ERROR):
             return False
         try:
-            policy = self._app.tasks[self._task.module_path].policy
-            outcome = decide(self._context._claim, error, policy, 0)
+            outcome = decide(self._context._claim, error, self._native.policy, 0)
         except Exception:  # the task's own backoff: that it cannot say when means that it fails
             outcome = None
         if outcome is not None and not outcome.state.finished:
@@ -199,8 +202,25 @@ class Attempt:
 
 
 def _watched(signal: Any, level: int) -> bool:
-    """Django itself listens to each signal once, to write a line that its logger may not want."""
-    return len(signal.receivers) > 1 or compat.logger.isEnabledFor(level)
+    """Django itself listens to each signal once, to write a line that often nobody would see."""
+    return len(signal.receivers) > 1 or (compat.logger.isEnabledFor(level) and _seen(level))
+
+
+def _seen(level: int) -> bool:
+    """Whether a handler takes such a line. Where DEBUG is off, Django's own take none of a task that goes well."""
+    if level > logging.INFO or vars(logging) is not logging.Logger.callHandlers.__globals__:
+        return True  # failures are rare; and whoever has put something of theirs before the handlers sees all lines
+    logger: logging.Logger | None = compat.logger
+    while logger is not None:
+        for handler in logger.handlers:
+            if handler.level <= level and (settings.DEBUG or not _only_in_debug(handler)):
+                return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
+def _only_in_debug(handler: logging.Handler) -> bool:
+    return any(type(it) is RequireDebugTrue for it in handler.filters)
 
 
 def _path(error: BaseException) -> str:

@@ -27,25 +27,55 @@ def place_of(alias: str) -> tuple[Any, ...]:
     return told["ENGINE"], told["NAME"], told["HOST"], told["PORT"], told["USER"]
 
 
-def open_alias(alias: str, clock: Clock) -> Store:
+def open_alias(alias: str) -> Store:
     """The store in that database. Django makes its tables, and lends connections to it."""
     connection = connections[alias]
     match connection.vendor:
         case "sqlite" if connection.is_in_memory_db():
-            store: Any = _in_memory(clock)
+            store: Any = _in_memory()
         case "sqlite":
-            path = quote(str(connection.settings_dict["NAME"]))
-            store = open_store(f"sqlite:///{path}?prefix={PREFIX}", clock)
+            store = open_store(_sqlite_url(connection.settings_dict))
         case "postgresql":
-            store = open_store(_postgres_url(connection.settings_dict), clock)
+            store = open_store(_postgres_url(connection.settings_dict))
         case other:
             raise ConfigError(
                 f"The database {alias!r} is of {other}, where Packhorse cannot keep jobs yet. Name one of SQLite or "
                 "PostgreSQL with database, or a store of its own with store."
             )
     assert isinstance(store, SQLStore)
-    store.hosted = True
+    store.host()
     return store
+
+
+def guest_of(alias: str, clock: Clock) -> Store:
+    """The store in that database, reached through Django's connection of this thread alone."""
+    connection = connections[alias]
+    if connection.vendor == "sqlite":
+        from packhorse.stores.sqlite_guest import SQLiteGuest
+
+        return SQLiteGuest(_sqlite_url(connection.settings_dict), clock, Line(connection))
+    from packhorse.stores.postgres_guest import PostgresGuest
+
+    return PostgresGuest(_postgres_url(connection.settings_dict), clock, Line(connection))
+
+
+class Line:
+    """A connection of Django's, also for event loops and other threads while its own thread waits for them."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+
+    def ensure_connection(self) -> None:
+        if self._wrapper.connection is None:
+            self._wrapper.ensure_connection()
+
+    @property
+    def connection(self) -> Any:
+        return self._wrapper.connection
+
+
+def _sqlite_url(told: dict[str, Any]) -> str:
+    return f"sqlite:///{quote(str(told['NAME']))}?prefix={PREFIX}"
 
 
 def _postgres_url(told: dict[str, Any]) -> str:
@@ -62,7 +92,7 @@ def _postgres_url(told: dict[str, Any]) -> str:
     return f"postgresql:///{quote(str(told['NAME'] or ''), safe='')}?{urlencode(options, quote_via=quote)}"
 
 
-def _in_memory(clock: Clock) -> Store:
+def _in_memory() -> Store:
     """For tests, where Django keeps SQLite's database in memory: reached through its connection, or not at all."""
     from packhorse.stores.sqlite import SQLiteStore
 
@@ -72,9 +102,10 @@ def _in_memory(clock: Clock) -> Store:
         def _unreachable(self, **_: object) -> Any:
             raise ConfigError(
                 "The jobs are in a SQLite database in memory, which only Django's own connection reaches: they can be "
-                "enqueued and looked at, and no worker can perform them. Name a file as TEST['NAME'] of the database."
+                "enqueued and looked at, and packhorse.django.testing.drain() performs them, but no worker can. Name a "
+                "file as TEST['NAME'] of the database."
             )
 
         _cursor = _transaction = _unreachable
 
-    return InMemoryStore(f"sqlite:///in-memory?prefix={PREFIX}", clock)
+    return InMemoryStore(f"sqlite:///in-memory?prefix={PREFIX}")

@@ -6,16 +6,18 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from packhorse.django import compat
+from packhorse.errors import ConfigError
 from packhorse.limits import Limit, Rate, Unique
 from packhorse.retry import Backoff
 from packhorse.task import Call as NativeCall
-from packhorse.task import Exceptions, Upgrade
+from packhorse.task import Common, CommonlyDeclared, Exceptions, Upgrade
+from packhorse.varying import check_names
 
 if TYPE_CHECKING:
     from typing import Self, Unpack
@@ -110,12 +112,10 @@ class Task(compat.Task, Generic[P, R]):
 
     def using(self, **changes: Unpack[Using]) -> Self:
         """A copy whose jobs differ. `run_after` may be a length of time, which counts from now."""
-        if unknown := [name for name in changes if name not in Using.__annotations__]:
-            of_the_task = unknown[0] in OPTIONS
-            hint = (
-                "It is the same for all jobs of the task: give it to @task." if of_the_task else f"It takes {_USING}."
-            )
-            raise TypeError(f"using() has no option {unknown[0]!r}. {hint}")
+        try:
+            check_names(changes, Using.__annotations__, Declared.__annotations__)
+        except ConfigError as error:
+            raise TypeError(str(error)) from None
         run_after = changes.get("run_after")
         if isinstance(run_after, timedelta):
             changes["run_after"] = timezone.now() + run_after
@@ -138,7 +138,7 @@ class Task(compat.Task, Generic[P, R]):
         async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
-class Using(TypedDict, total=False):
+class Using(Common, total=False):
     """What may differ from one job of a task to the next."""
 
     priority: int | None
@@ -146,60 +146,28 @@ class Using(TypedDict, total=False):
     run_after: datetime | timedelta | None
     backend: str | None
     enqueue_on_commit: bool | None
+    discard_missing: bool
     expires: datetime | timedelta | float | None
-    share: str | None
-    tags: tuple[str, ...]
-    metadata: Mapping[str, Any]
-    timeout: timedelta | float | None
-    limit: Limit | Sequence[Limit] | None
-    rate: Rate | str | Sequence[Rate | str] | None
-    unique: Unique | bool | None
     on_success: Callback | None
     on_failure: Callback | None
     on_finish: Callback | None
 
 
-class Declared(TypedDict, total=False):
+class Declared(CommonlyDeclared, total=False):
     """What `@task(...)` takes."""
 
-    priority: int
-    queue_name: str
     backend: str
     enqueue_on_commit: bool | None
     discard_missing: bool
-    expires: timedelta | float | None
-    share: str | None
-    tags: tuple[str, ...]
-    metadata: Mapping[str, Any]
-    timeout: timedelta | float | None
-    limit: Limit | Sequence[Limit] | None
-    rate: Rate | str | Sequence[Rate | str] | None
-    unique: Unique | bool | None
     on_success: Callback | None
     on_failure: Callback | None
     on_finish: Callback | None
-    retries: int | None
-    backoff: Backoff | timedelta | float | None
-    retry_for: Exceptions
-    give_up_on: Exceptions
-    isolate: bool
-    on_worker_lost: Literal["retry", "fail"]
-    aliases: tuple[str, ...]
-    version: int
-    upgrade: Upgrade | None
-    results: bool
-    result_ttl: timedelta | float | None
-    keep_succeeded: timedelta | float | None
-    keep_failed: timedelta | float | None
-    keep_cancelled: timedelta | float | None
 
 
 DJANGOS_OWN = ("priority", "queue_name", "run_after", "backend")
 OF_THE_DJANGO_SIDE = ("enqueue_on_commit", "discard_missing")
 CALLBACKS = ("on_success", "on_failure", "on_finish")
-RULES = ("limit", "rate", "unique")
 OPTIONS = [name for name in Declared.__annotations__ if name not in DJANGOS_OWN]
-_USING = ", ".join(Using.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Tasks of the tests' site. What they saw is kept in `seen`, for tests that perform them in their own process."""
 
 import asyncio
+import os
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
-from django.db import connection, connections, transaction
+from django.db import connection, connections, models, transaction
 from django.utils import timezone, translation
 
 from packhorse import limit
@@ -34,6 +36,11 @@ def keep(*args: Any, **kwargs: Any) -> None:
 
 
 @task
+def keep_one(value: Any) -> None:
+    seen.append(((value,), {}))
+
+
+@task
 async def adouble(number: int) -> int:
     await asyncio.sleep(0)
     return 2 * number
@@ -57,6 +64,20 @@ def third_time_lucky(context: TaskContext) -> list[Any]:
 @task(retries=1, backoff=0)
 def never(why: str = "in vain") -> None:
     raise ValueError(why)
+
+
+@task(retries=2, backoff=0, give_up_on=KeyError)
+def picky(error: str) -> None:
+    raise {"KeyError": KeyError, "ValueError": ValueError}[error]
+
+
+@task(takes_context=True)
+def hold(context: TaskContext, order: Order) -> None:
+    """Counts its beginnings, and ends when somebody has paid."""
+    Order.objects.filter(pk=order.pk).update(number=models.F("number") + 1)
+    deadline = time.monotonic() + 60
+    while not Order.objects.get(pk=order.pk).paid and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 @task
@@ -99,8 +120,27 @@ def leak() -> list[str]:
 
 
 @task
+def whose_process() -> int:
+    return os.getpid()
+
+
+@task
+def look_again() -> None:
+    """In short steps, between which it can be interrupted."""
+    while not gate.wait(0.01):
+        pass
+
+
+@task
 def wait() -> None:
     assert gate.wait(20)
+
+
+@task
+def enter(name: str) -> str:
+    if not gate.is_set():
+        raise PermissionError(f"the gate is closed to {name}")
+    return f"{name} is inside"
 
 
 @task(limit=limit("{account}"), expires=timedelta(hours=1), tags=("money",), timeout=30)
@@ -135,6 +175,35 @@ def complete_inside(order: Order) -> None:
     with transaction.atomic():
         Order.objects.filter(pk=order.pk).update(paid=True)
         current_context().complete_with(connection)
+
+
+@task
+def take_number(order: Order) -> None:
+    """Two statements, the second of which fails."""
+    Order.objects.create(number=order.number)
+    Order.objects.create(pk=order.pk)
+
+
+@task
+def tell_after_commit(value: str) -> None:
+    with transaction.atomic():
+        transaction.on_commit(lambda: seen.append(value))
+        keep.using(enqueue_on_commit=True).enqueue(value)
+
+
+@task
+def again(number: int) -> None:
+    again.enqueue(number + 1)
+
+
+@task(takes_context=True)
+async def by_steps(context: TaskContext, number: int) -> int:
+    context.packhorse.progress(1, 2)
+    kept = await context.packhorse.astep("double", double.func, number)
+    result = await keep.aenqueue(kept)
+    at_once = keep.enqueue(kept)  # which Django's own connection would refuse here
+    await keep.aget_result(result.id)
+    return int(kept + (await Order.objects.acount()) + bool(at_once.id))
 
 
 @recurring("every 2s", key="often", args=("often",))

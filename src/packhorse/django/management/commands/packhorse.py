@@ -14,7 +14,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from packhorse.cli import main
-from packhorse.django import compat, discovery
+from packhorse.django import compat, discovery, importing
 from packhorse.django.application import Application
 from packhorse.django.backend import PackhorseBackend
 from packhorse.errors import ConfigError, PackhorseError, SchemaError
@@ -31,7 +31,7 @@ LEVELS = ("ERROR", "INFO", "INFO", "DEBUG")  # by --verbosity
 class Command(BaseCommand):
     help = (
         "Perform the jobs of all queues until TERM or INT: starts workers, a dispatcher, a scheduler, as OPTIONS say. "
-        f"With a command it is that of packhorse, for this site: {', '.join(sorted(main.commands))}."
+        f"With a command it is that of packhorse, for this site: {', '.join(sorted([*main.commands, 'import']))}."
     )
     requires_migrations_checks = False
 
@@ -57,14 +57,16 @@ class Command(BaseCommand):
             raise CommandError(f"TASKS[{alias!r}] has another backend than packhorse.django.PackhorseBackend.")
         _show_the_way()
         path = f"{discovery.__name__}:{alias}"
+        if words[:1] == ["import"]:
+            importing.command.main(args=words[1:], prog_name="manage.py packhorse import", obj=alias)
         if words:
             main.main(args=with_application(words, path), prog_name="manage.py packhorse")
+        level = LEVELS[options["verbosity"]]
+        configure(level)
         wants_reload = settings.DEBUG if options["reload"] is None else options["reload"]
         if wants_reload:
             command = [sys.executable, *sys.argv[:2], "--no-reload", *sys.argv[2:]]
             raise SystemExit(Reloader(command, Path(getattr(settings, "BASE_DIR", Path.cwd()))).run())
-        level = LEVELS[options["verbosity"]]
-        configure(level)
         try:
             app: Application = getattr(discovery, alias)
             raise SystemExit(run(app, plans(app, path, options["only"] or ROLES, level)))
