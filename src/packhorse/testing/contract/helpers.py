@@ -1,6 +1,7 @@
 """Jobs and processes with names, so that a test reads as what happens to whom."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from itertools import count
 from typing import Any
 
@@ -182,6 +183,15 @@ class Worker:
 
 
 # How attempts end.
+
+
+def rounds(at_least: int, others: Sequence[Future[None]]) -> Iterator[int]:
+    """Numbers the rounds of a thread that works beside others: it goes on until they are through, and once more."""
+    number, through = 0, False
+    while number < at_least or not through:
+        through = all(other.done() for other in others)
+        yield number
+        number += 1
 
 
 def succeeded(claim: Claim | Token, result: bytes | None = None, duration: int | None = SECOND) -> Outcome:

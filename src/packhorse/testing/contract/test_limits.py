@@ -33,6 +33,7 @@ from packhorse.testing.contract.helpers import (
     new_nonce,
     released,
     retried,
+    rounds,
     snoozed,
     state,
     states,
@@ -745,7 +746,7 @@ def test_a_limit_holds_while_many_work_at_once(store: Store):
 
     def work(worker: Worker) -> None:
         outcomes: list[Outcome] = []
-        for number in range(40):
+        for number in rounds(40, inserting):
             reply = worker.exchange(*outcomes, limit=4)
             assert reply.refused == []
             keys = [name.rpartition("-")[2] for name in names(reply.claims)]
@@ -766,10 +767,10 @@ def test_a_limit_holds_while_many_work_at_once(store: Store):
             store.set_limit(key, None, "ann", "")
 
     with ThreadPoolExecutor(6) as threads:
-        running = [threads.submit(insert_some, seed) for seed in (0, 1)]
-        running += [threads.submit(work, worker) for worker in workers]
+        inserting = [threads.submit(insert_some, seed) for seed in (0, 1)]
+        running = [threads.submit(work, worker) for worker in workers]
         running += [threads.submit(operate, 0)]
-        for future in running:
+        for future in inserting + running:
             future.result()
     assert max(most.values()) <= 2
     while claims := workers[0].claim(1_000):

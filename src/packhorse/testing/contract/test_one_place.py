@@ -22,6 +22,7 @@ from packhorse.testing.contract.helpers import (
     new_nonce,
     released,
     retried,
+    rounds,
     snoozed,
     succeeded,
 )
@@ -89,7 +90,7 @@ def test_one_place_while_many_work_at_once(store: Store):
 
     def work(worker: Worker) -> None:
         outcomes: list[Outcome] = []
-        for number in range(25):
+        for number in rounds(25, inserting):
             reply = worker.exchange(*outcomes, limit=5)
             assert reply.refused == []
             outcomes = [endings[(number + n) % 5](claim) for n, claim in enumerate(reply.claims)]
@@ -103,9 +104,9 @@ def test_one_place_while_many_work_at_once(store: Store):
             store.promote(10)
 
     with ThreadPoolExecutor(6) as threads:
-        running = [threads.submit(insert_some, seed) for seed in (0, 1)]
-        running += [threads.submit(work, worker) for worker in workers]
+        inserting = [threads.submit(insert_some, seed) for seed in (0, 1)]
+        running = [threads.submit(work, worker) for worker in workers]
         running += [threads.submit(operate, workers[0])]
-        for future in running:
+        for future in inserting + running:
             future.result()
     assert len(standing(store, *workers)) == 120

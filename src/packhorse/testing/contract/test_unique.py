@@ -30,6 +30,7 @@ from packhorse.testing.contract.helpers import (
     now,
     released,
     retried,
+    rounds,
     snoozed,
     sole,
     state,
@@ -501,6 +502,7 @@ def test_of_many_that_replace_at_once_exactly_one_is_left(store: Store):
 def test_a_key_is_never_held_by_two_while_many_work_at_once(store: Store):
     """Threads that insert, claim and finish: of one key, two never run at the same time."""
     workers = [Worker(store, f"worker {number}") for number in range(3)]
+    performed: list[str] = []
     clashes: list[list[str]] = []
 
     def insert_some(seed: int) -> None:
@@ -508,19 +510,21 @@ def test_a_key_is_never_held_by_two_while_many_work_at_once(store: Store):
             insert(store, sole(f"{seed}-{number}", f"k{number % 3}"))
 
     def work(worker: Worker) -> None:
-        for number in range(60):
+        for number in rounds(60, inserting):
             claims = worker.claim(4)
             unfinished = store.jobs(Selection(states=UNFINISHED))
+            performed.extend(names(claims))
             found = [f"k{int(name.partition('-')[2]) % 3}" for name in names(unfinished)]
             clashes.extend([found] * (len(set(found)) < len(found)))
             worker.finish(*(failed(claim) if number % 2 else succeeded(claim) for claim in claims))
 
     with ThreadPoolExecutor(5) as threads:
-        running = [threads.submit(insert_some, seed) for seed in (0, 1)]
-        running += [threads.submit(work, worker) for worker in workers]
-        for future in running:
+        inserting = [threads.submit(insert_some, seed) for seed in (0, 1)]
+        running = [threads.submit(work, worker) for worker in workers]
+        for future in inserting + running:
             future.result()
     assert clashes == []
+    assert performed
 
 
 # With limits and rates.
