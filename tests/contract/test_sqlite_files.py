@@ -1,7 +1,10 @@
 """What SQLite keeps beside its contract: the key next to the database, numbered schema steps, its connections."""
 
 import os
+import sqlite3
 import stat
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -139,4 +142,42 @@ def test_a_connection_is_not_closed_while_another_writes(tmp_path: Path, monkeyp
     writer.release()
     pool.give_back(writer)
     assert spare.closed
+    store.close()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """Another program in the middle of a transaction, in a file that was made without a log, as Django makes it."""
+    path = tmp_path / "jobs.db"
+    path.touch(0o600)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("create table bread (loaves)")
+    other.execute("begin immediate")
+    other.execute("insert into bread values (1)")
+    yield other
+    other.close()
+
+
+def test_a_file_without_a_log_gets_one_when_whoever_writes_is_through(
+    tmp_path: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+):
+    """SQLite refuses that at once, however long it may wait."""
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", lambda _: writer.in_transaction and writer.execute("commit"))
+        store = opened(tmp_path)
+        store.migrate()
+    assert not writer.in_transaction
+    assert writer.execute("select loaves from bread").fetchall() == [(1,)]
+    assert writer.execute("pragma journal_mode").fetchone() == ("wal",)
+    store.close()
+
+
+def test_who_writes_for_ever_into_a_file_without_a_log_is_not_waited_for(
+    tmp_path: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sqlite_connections, "DEADLINE", 0.05)
+    store = opened(tmp_path)
+    with pytest.raises(StoreUnavailable, match="outside Packhorse"):
+        store.migrate()
+    assert writer.in_transaction
     store.close()

@@ -115,7 +115,7 @@ class Connection:
             if isinstance(self.sqlite, PrefixedSession):
                 self.sqlite.prefix = prefix
             self.sqlite.text_factory = as_text
-            self.sqlite.execute("pragma journal_mode = wal")
+            self._keep_a_log()
             self.sqlite.execute(f"pragma synchronous = {synchronous}")
             self.sqlite.execute("pragma mmap_size = 0")
             self.sqlite.execute("pragma cache_size = -512")
@@ -125,6 +125,18 @@ class Connection:
         except BaseException:
             self._let_go()
             raise
+
+    def _keep_a_log(self) -> None:
+        """Ask for WAL, as often as needed: in a file without it, SQLite does not wait for whoever writes there."""
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            try:
+                self.sqlite.execute("pragma journal_mode = wal")
+                return
+            except sqlite3.OperationalError as error:
+                if not is_locked(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.005)
 
     def claim(self, timeout: float = 0.0) -> bool:
         """Make it this thread's own; False when it is closed, or another's until the timeout, or this thread's."""
@@ -351,6 +363,10 @@ class Connections:
             self._inode = os.stat(self.path).st_ino
 
 
+def is_locked(error: sqlite3.OperationalError) -> bool:
+    return "locked" in str(error) or "busy" in str(error)
+
+
 def raise_translated(error: BaseException) -> None:
     """Say SQLite's errors in the words of the contract; others are left to the caller."""
     text = str(error)
@@ -364,7 +380,7 @@ def raise_translated(error: BaseException) -> None:
             raise SchemaError(why) from error
         case sqlite3.OperationalError() if "full" in text:
             raise StoreFull("The disk is full: nothing was written. Free some space.") from error
-        case sqlite3.OperationalError() if "locked" in text or "busy" in text:
+        case sqlite3.OperationalError() if is_locked(error):
             why = f"A program outside Packhorse has kept the database locked for {DEADLINE:g} s. Find and end it."
             raise StoreUnavailable(why) from error
         case sqlite3.OperationalError():

@@ -13,7 +13,7 @@ from packhorse.errors import ConfigError, StoreUnavailable
 from packhorse.stores.lending import driver_connection, named
 from packhorse.stores.sql_names import prefixed
 from packhorse.stores.sqlite_batches import batched, read
-from packhorse.stores.sqlite_connections import as_text, raise_translated
+from packhorse.stores.sqlite_connections import as_text, is_locked, raise_translated
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def session(lent: object, path: Path | None, prefix: str, *, writes: bool = True
         raise_translated(error)
         raise
     except sqlite3.OperationalError as error:
-        if "locked" in str(error) or "busy" in str(error):
+        if is_locked(error):
             raise StoreUnavailable(
                 f"SQLite: {error}. Another program writes, or has written since the transaction began to read. Roll "
                 "back and try again; transactions that begin with BEGIN IMMEDIATE wait for their turn instead."
