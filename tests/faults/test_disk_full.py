@@ -132,7 +132,7 @@ def test_what_was_done_is_written_down_on_a_full_disk(small_disk: Path, tmp_path
         workers = place.workers("--concurrency", "2")
         place.wait_started("held")
         place.wait_started("busy")  # nothing else can end
-        wait_until(ballast.exists, "there is ballast")
+        wait_until(lambda: ballast.exists() and ballast.stat().st_size > 0, "there is ballast, and not just its name")
         full = fill(small_disk)
         ids, _ = enqueue_until_full(place)
         assert ballast.exists()
