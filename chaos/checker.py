@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
-from chaos.history import APART, SECOND, Ack, Effect, Fault, History, Line, Pace, Row, What
+from chaos.history import APART, SECOND, SELF, STRICT, Ack, Effect, Fault, History, Line, Pace, Row, What
 
 FINISHED = ("succeeded", "failed", "cancelled")
 RATE_WINDOW = 10 * SECOND
+# Nobody is left to see who dies.
+UNSEEN = frozenset({"kill tree", "freeze tree", "kill while starting"})
+# Whatever else they hurt, the supervisor sees who dies and judges what they held.
+SEEN = frozenset({"kill worker", "kill isolated process", "freeze worker", "kill producer", "set the clock", SELF})
 
 
 class Broken(StrEnum):
@@ -37,6 +41,8 @@ class Broken(StrEnum):
     COUNT = "attempts or losses miscounted"
     LEFTOVER = "something is left though all is done"
     LATE = "came back too late"
+    TWICE = "a strict job began twice"
+    UNCOUNTED = "lost its worker without a loss"
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class Run:
 
     def see(self, line: Line) -> None:
         self.start, self.last = min(self.start, line.at), max(self.last, line.at)
-        if line.what in (What.FINISH, What.RAISED):
+        if line.what in (What.FINISH, What.RAISED, What.DIES):
             self.how = line.what
         elif line.what is What.EFFECT:
             self.effects.append((line.at, line.about["step"]))
@@ -131,6 +137,7 @@ class _Check:
         self._check_ends()
         for id, runs in self.runs.items():
             self._check_repeats(runs)
+            self._check_strict(runs)
             self._check_overlaps(runs)
             self._check_accepted(self.history.rows.get(id), runs)
             self._check_steps(runs)
@@ -218,12 +225,16 @@ class _Check:
                 if row.attempts != (expected := ack.attempts if ack else of_kind.get(row.task, 1)):
                     self._break(Broken.COUNT, row.id, f"{row.task} took {row.attempts} attempts, not {expected}")
             elif row.state == "failed":
-                if min(row.losses, len(runs)) < self.bounds.max_losses:
+                strict = row.task == STRICT
+                # What nobody saw dying had said that the job begins, and was perhaps about to do so.
+                begun = row.losses if strict else len(runs) + sum(fault.kind in UNSEEN for fault in self.cutting)
+                if row.losses < (1 if strict else self.bounds.max_losses) or begun < row.losses:
                     text = f"{row.task} failed after {row.losses} losses, and had begun {len(runs)} times"
                     self._break(Broken.STATE, row.id, text)
             elif not self._doomed(ack):
                 self._break(Broken.STATE, row.id, f"{row.task} was cancelled by nobody")
             self._check_losses(row, ack, runs)
+            self._check_fatal(row, runs)
 
     def _doomed(self, ack: Ack | None) -> bool:
         """Whether something before it in its flow did not succeed."""
@@ -253,6 +264,25 @@ class _Check:
                 ended = "finished" if run.how else "was never heard of again"
                 text = f"{run.kind} in pid {run.pid} {ended}, and ran again {_since(run.last, following.start)} later"
                 self._break(Broken.REPEATED, run.job, text)
+
+    def _check_strict(self, runs: Sequence[Run]) -> None:
+        """Only what was told to stop, and did, may begin again."""
+        for run, following in pairwise(runs):
+            if run.kind == STRICT and run.how is not What.RAISED:
+                text = f"in pid {run.pid}, and {_since(run.start, following.start)} later in pid {following.pid}"
+                self._break(Broken.TWICE, run.job, text)
+
+    def _check_fatal(self, row: Row, runs: Sequence[Run]) -> None:
+        """Each death was a loss, unless another fault kept those from seeing it who count."""
+        deaths = [run for run in runs if run.how is What.DIES]
+        blind = sum(any(self._blinds(fault, run) for fault in self.faults) for run in deaths)
+        if row.losses + blind < len(deaths):
+            self._break(Broken.UNCOUNTED, row.id, f"{row.task} killed {len(deaths)} workers, {row.losses} are counted")
+
+    def _blinds(self, fault: Fault, run: Run) -> bool:
+        """Whether it may have kept the supervisor, or its verdict, from the store."""
+        until = run.last + round(self.bounds.verdict * SECOND)
+        return fault.kind not in SEEN and fault.begin <= until and fault.end >= run.last
 
     def _check_overlaps(self, runs: Sequence[Run]) -> None:
         ordered = sorted(runs, key=lambda run: run.start)

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from chaos.processes import descendants
+
 ROOT = Path(__file__).parents[1]
 CHILD, ISOLATED = b"packhorse.runtime.child", b"packhorse.runtime.isolated_child"
 T = TypeVar("T")
@@ -30,23 +32,6 @@ def wait_for(condition: Callable[[], T], what: str, within: float) -> T:
             raise TookTooLong(f"{what}: not within {within:g} s")
         time.sleep(0.01)
     return seen
-
-
-def descendants(pid: int) -> list[int]:
-    """Of a process, as the kernel knows them."""
-    parents: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError):
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                parents.setdefault(int(fields[1]), []).append(int(entry))
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        children = parents.get(todo.pop(), [])
-        found += children
-        todo += children
-    return found
 
 
 def role_of(pid: int) -> str | None:

@@ -32,6 +32,7 @@ class What(StrEnum):
     BEAT = "beat"  # it still runs
     EFFECT = "effect"  # a step did its work
     KEPT = "kept"  # and that is on record
+    DIES = "dies"  # it kills its process now; `pids` are those that end with it
 
 
 class Line(NamedTuple):
@@ -103,6 +104,9 @@ class Pace(NamedTuple):
 
 
 APART = "apart"  # in a process of its own
+STRICT = "strict"  # never begins twice
+FATAL = "fatal"  # kills its process each time
+SELF = "a task kills its process"  # as a fault
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class Bounds:
     patience    how long the store may be away before leases run out
     backoff     how long a worker may wait before it tries again, where the store was away
     boot        how long a job of kind APART may wait for a process to begin
+    verdict     how long after the end of a worker a fault may still keep others from judging what it held
     """
 
     max_losses: int = 3
@@ -122,6 +127,7 @@ class Bounds:
     patience: float = 1.5
     backoff: float = 6.0
     boot: float = 8.0
+    verdict: float = 6.0
 
 
 @dataclass(frozen=True)

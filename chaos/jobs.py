@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.clock import SteppedClock
-from chaos.history import APART, SECOND, Pace
+from chaos.history import APART, FATAL, SECOND, STRICT, Pace
 from chaos.ledger import BEAT, Ledger
 from packhorse import Context, Packhorse, limit, rate, unique
 from packhorse.clock import to_microseconds
@@ -111,6 +111,16 @@ def make_app(url: str, folder: Path, **settings: Any) -> Packhorse:
         at = str(to_microseconds(context.moment))
         with ledger.run(context, schedule=context.schedule, moment=at) as running:
             return running.name
+
+    @app.task(name=STRICT, takes_context=True, on_worker_lost="fail")
+    def strict(context: Context) -> str:
+        with ledger.run(context) as running:
+            return running.name
+
+    @app.task(name=FATAL, takes_context=True)
+    def fatal(context: Context) -> None:
+        with ledger.run(context) as running:
+            running.die()
 
     @app.task(name=APART, takes_context=True, isolate=True)
     def apart(context: Context, seconds: float) -> str:

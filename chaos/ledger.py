@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from chaos.history import Line, What
+from chaos.history import SECOND, SELF, Effect, Fault, Line, What
+from chaos.processes import descendants
 from packhorse import Context
 
 BEAT = 0.1  # seconds between two signs that a long task still runs
@@ -68,6 +70,12 @@ class Running:
         generation = context.attempt + context.losses
         self._ledger.append(Line(now(), what, context.job_id, self.name, generation, os.getpid(), context.task, about))
 
+    def die(self) -> None:
+        """Kill this process, and with it those that it has started."""
+        pids = [os.getpid(), *descendants(os.getpid())]
+        self.write(What.DIES, pids="+".join(map(str, pids)))
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def beat(self) -> None:
         self.write(What.BEAT)
 
@@ -81,6 +89,14 @@ class Running:
         value = self._context.step(name, effect)
         self.write(What.KEPT, step=name)
         return value
+
+
+def deaths(lines: Iterable[Line]) -> Iterator[Fault]:
+    """The harm that tasks have done themselves."""
+    for line in lines:
+        if line.what is What.DIES:
+            pids = frozenset(map(int, line.about["pids"].split("+")))
+            yield Fault(SELF, line.at, line.at + SECOND, Effect.KILL, pids)
 
 
 def parse(text: str) -> Line:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from chaos.clock import SteppedClock
-from chaos.fleet import Crew, Member, Producers, TookTooLong, descendants, stands_still, wait_for
+from chaos.fleet import Crew, Member, Producers, TookTooLong, stands_still, wait_for
 from chaos.history import SECOND, Effect, Fault
 from chaos.ledger import now
 from chaos.places import Place
+from chaos.processes import descendants
 
 CHILD_BOUND = 2.0  # seconds until what a killed worker held runs again
 MARGIN = 1.0  # for a poll and a start

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chaos import jobs
-from chaos.history import APART, Ack
+from chaos.history import APART, FATAL, STRICT, Ack
 from chaos.ledger import now
 from packhorse import EnqueueError, Flow, Packhorse
 from packhorse.errors import StoreError
@@ -42,6 +42,8 @@ class Producer:
             (6, self._one("busy", 0.5)),
             (share / 2, self._one("busy", longest)),
             (3, self._one(APART, 1.0)),
+            (2, lambda: self._many(STRICT)),
+            (0.05, self._one(FATAL)),
             (5, self._one("flaky", attempts=jobs.FLAKY_FAILURES + 1)),
             (6, self._one("narrow", 0.05)),
             (3, self._one("paced")),
@@ -51,11 +53,15 @@ class Producer:
             (2, self._fan),
             (2, self._one("stepwise", 3)),
         ]
+        self._first = [enqueue for _, enqueue in self._kinds]  # each once, before chance decides
+        self._dice.shuffle(self._first)
 
     def turn(self) -> int:
         """Enqueue something; how many jobs that were."""
         weights = [weight for weight, _ in self._kinds]
         [(_, enqueue)] = self._dice.choices(self._kinds, weights)
+        if self._first:
+            enqueue = self._first.pop()
         try:
             return enqueue()
         except (EnqueueError, StoreError):
@@ -77,10 +83,11 @@ class Producer:
 
         return enqueue
 
-    def _many(self) -> int:
+    def _many(self, kind: str = "quick") -> int:
+        """So that workers claim ahead."""
         at = now()
-        handles = self._app.enqueue_many(self._tasks["quick"].call() for _ in range(10))
-        return self._acknowledge(*(Ack(handle.id, "quick", at) for handle in handles))
+        handles = self._app.enqueue_many(self._tasks[kind].call() for _ in range(10))
+        return self._acknowledge(*(Ack(handle.id, kind, at) for handle in handles))
 
     def _sole(self) -> int:
         at = now()

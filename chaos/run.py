@@ -17,12 +17,13 @@ from typing import Any, Self
 
 from chaos import jobs
 from chaos.clock import SteppedClock
-from chaos.fleet import Crew, Producers, TookTooLong, descendants, environment, role_of, wait_for
+from chaos.fleet import Crew, Producers, TookTooLong, environment, role_of, wait_for
 from chaos.history import SECOND, Ack, Bounds, History, Line, Row, Span
 from chaos.keeping import keep
-from chaos.ledger import Ledger
+from chaos.ledger import Ledger, deaths
 from chaos.nemesis import PATIENCE, Nemesis, Times
 from chaos.places import open_place
+from chaos.processes import descendants
 from chaos.soak import Sampler, figures
 from packhorse import JobState
 from packhorse.clock import to_microseconds
@@ -262,7 +263,7 @@ class Arena:
             acks=list(self._acks()),
             lines=lines,
             rows={row.id: row for row in self._rows(lines)},
-            faults=self.nemesis.faults,
+            faults=[*self.nemesis.faults, *deaths(lines)],
             limits=jobs.LIMITS,
             rates=jobs.RATES,
             schedules={key: Span(self.firsts[key], last, jobs.SCHEDULES[key]) for key, last in lasts.items()},

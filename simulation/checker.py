@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packhorse.clock import SECOND
 from packhorse.job import Claim, JobState, Need, NewJob, Token
-from packhorse.outcome import MAX_LOSSES, Outcome
+from packhorse.outcome import MAX_LOSSES, MAX_LOSSES_ALONE, Outcome
 from packhorse.steps import STEP
 from packhorse.stores.memory import MemoryStore
 from packhorse.stores.sqlite import SQLiteStore
-from simulation.tasks import EVERY, RETRIES
+from simulation.tasks import EVERY, RETRIES, STRICT
 
 if TYPE_CHECKING:
     from simulation.world import Proc, World
@@ -39,6 +39,7 @@ class Attempt:
         self.proc = proc
         self.began = now
         self.ended = False
+        self.returned = False
 
     @property
     def live(self) -> bool:
@@ -62,6 +63,8 @@ class Ledger:
         for other in self.attempts[id]:
             if other.live:
                 self._overlap(other, attempt)
+            elif claim.task == STRICT and (other.returned or not other.ended):
+                self._world.kernel.fail(f"{world.name(id)} begins again, and its worker was lost with it before")
         self.attempts[id].append(attempt)
         world.checker.check_parents(id)
         self._check_limits(id)
@@ -94,6 +97,7 @@ class Ledger:
         if attempt.proc.dead:
             return
         attempt.ended = True
+        attempt.returned = error is None
         id = attempt.claim.token.id
         self._world.note("ends", id, "" if error is None else type(error).__name__)
         self.returned[id] += error is None
@@ -320,7 +324,7 @@ class Checker:
     def _check_adopted(self, name: str, call: Call, token: Token) -> None:
         owner = self._world.ids.get(token.process)
         is_named = token.process in call.kwargs.get("dead", ())
-        if is_named and (owner is None or not owner.dead):
+        if is_named and token.process != call.args[0] and (owner is None or not owner.dead):
             self.fail(f"{name} its owner was said to be dead, and lives")
         if not is_named and self.alive(token.process):
             self.fail(f"{name} its owner has a lease")
@@ -330,12 +334,12 @@ class Checker:
         budget = RETRIES.get(task, 0) + 1
         if row.attempts > min(budget, len(ledger.attempts[id])):
             self.fail(f"{name} {row.attempts} attempts are counted, and {len(ledger.attempts[id])} were made")
-        if row.losses > MAX_LOSSES:
+        if row.losses > MAX_LOSSES_ALONE:
             self.fail(f"{name} it was lost {row.losses} times")
         if row.state is JobState.SUCCEEDED and not ledger.returned[id]:
             self.fail(f"{name} it succeeded, and its task never returned")
         if row.state is JobState.FAILED:
-            lost = row.losses >= (1 if task == "fragile" else MAX_LOSSES)
+            lost = row.losses >= (1 if task == STRICT else MAX_LOSSES)
             if not lost and row.attempts < budget:
                 self.fail(f"{name} it failed after {row.attempts} attempts and {row.losses} losses")
         if row.state is JobState.CANCELLED and id not in self.cancelled:

@@ -161,6 +161,8 @@ def stand_ins(world: World) -> Iterator[None]:
 
         def __post_init__(self) -> None:
             self.started_at = kernel.monotonic()
+            if self.plan.role == "worker":
+                self.begun = world.new_page()
             self.process = cast(Any, world.start_child(self))
 
     signals = SimpleNamespace(**{name: getattr(signal, name) for name in dir(signal) if name.startswith("SIG")})

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RETRIES = {"flaky": 3, "stepped": 2, "timed": 1, "threaded": 1, "limited": 1}
 EVERY = 7
+STRICT = "fragile"
 SETTINGS: dict[str, Any] = {
     "heartbeat": 2.0,
     "lease": 12.0,
@@ -156,7 +157,7 @@ def make_app() -> Packhorse:
                     raise
         return n
 
-    @app.task(name="fragile", on_worker_lost="fail")
+    @app.task(name=STRICT, on_worker_lost="fail")
     async def fragile(n: int, length: float) -> int:
         await Nap(length)
         return n

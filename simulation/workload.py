@@ -10,6 +10,7 @@ from packhorse.app import Packhorse
 from packhorse.errors import EnqueueError, StoreError
 from packhorse.flow import Flow
 from packhorse.ids import from_text, to_text
+from simulation.tasks import STRICT
 
 if TYPE_CHECKING:
     from simulation.world import Proc, World
@@ -67,6 +68,8 @@ class Workload:
             arguments = (rng.randint(1, 3), length)
         elif kind == "flow":
             return self._flow(tasks, length)
+        elif kind == "burst":
+            return self._burst(app, tasks)
         elif kind == "plain":
             arguments = (n, 35.0 if rng.random() < 0.4 else length)  # longer than a lease
         else:
@@ -74,6 +77,12 @@ class Workload:
         if rng.random() < 0.2:
             task = task.using(run_after=rng.uniform(1, 10), priority=rng.randint(-2, 2))
         return lambda: [task.enqueue(*arguments).id]
+
+    def _burst(self, app: Packhorse, tasks: Any) -> Callable[[], list[str]]:
+        """Jobs so quick that workers claim them ahead."""
+        kinds = self._rng.choices(("plain", "threaded", STRICT), k=self._rng.randint(8, 24))
+        calls = [tasks[kind].call(n, self._rng.uniform(0, 0.003)) for n, kind in enumerate(kinds)]
+        return lambda: [handle.id for handle in app.enqueue_many(calls)]
 
     def _flow(self, tasks: Any, length: float) -> Callable[[], list[str]]:
         rng, flow = self._rng, Flow()
@@ -101,5 +110,5 @@ def _enqueued(flow: Flow) -> list[str]:
 
 KINDS = [
     *("plain", "plain", "threaded", "flaky", "stepped", "stepped", "limited", "limited", "single", "only", "only"),
-    *("merged", "paced", "listening", "parent", "timed", "fragile", "flow", "flow"),
+    *("merged", "paced", "listening", "parent", "timed", STRICT, "flow", "flow", "burst"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import signal
 import tempfile
@@ -20,6 +21,7 @@ from packhorse.errors import StoreError, StoreUnavailable
 from packhorse.ids import to_text
 from packhorse.queues import EVERYTHING
 from packhorse.runtime import child as child_module
+from packhorse.runtime.begun import Begun, make_page
 from packhorse.runtime.child import Plan
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.process import Process, Role
@@ -39,6 +41,7 @@ from simulation.workload import Workload
 FIRST_PID = 100
 LEASE = SETTINGS["lease"]
 FAULTY = (25, 55)  # seconds in which things go wrong
+SLOTS = (1, 2, 4)
 BOUND = 600  # seconds within which everything has ended after they stopped
 SHORT, LONG = (0.5, 4.0), (LEASE * 1.05, LEASE * 2.2)
 
@@ -330,12 +333,21 @@ class World:
 
     # Who runs what.
 
-    def _role(self, app: Packhorse, role: str, proc: Proc) -> Role:
+    def new_page(self) -> Begun:
+        page = make_page(SLOTS[-1])
+        try:
+            begun = Begun(page, SLOTS[-1])
+        finally:
+            os.close(page)
+        self._stack.callback(begun.close)
+        return begun
+
+    def _role(self, app: Packhorse, role: str, proc: Proc, begun: Begun | None = None) -> Role:
         if role == "dispatcher":
             return Dispatcher(app)
         if role == "scheduler":
             return Scheduler(app)
-        made = Worker(app, EVERYTHING, self.rng.choice((1, 2, 4)))
+        made = Worker(app, EVERYTHING, self.rng.choice(SLOTS), begun=begun)
         made._slots._loop = cast(Any, Loop(self.kernel, proc, self.tasks))
         return made
 
@@ -363,7 +375,7 @@ class World:
         said = json.dumps
 
         def run(proc: Proc) -> int:
-            role = self._role(proc.app, child.plan.role, proc)
+            role = self._role(proc.app, child.plan.role, proc, child.begun)
             process = Process(proc.app, role, id=child.id, supervisor=child.supervisor, report=report)
             proc.process = process
             if parent.dead:  # before this one could see the end of its line

@@ -353,9 +353,9 @@ def outcomes_are_lost_with_a_failed_exchange(patches: Patches) -> None:
     """The worker forgets what it could not write."""
     original = worker.Worker._exchange
 
-    def exchange(self: Any, given: Any, room: int, starting: int) -> Any:
+    def exchange(self: Any, *given: Any) -> Any:
         try:
-            return original(self, given, room, starting)
+            return original(self, *given)
         except BaseException:
             self._ended.clear()
             raise
@@ -371,6 +371,25 @@ def doubt_is_not_resolved(patches: Patches) -> None:
         self._in_doubt = False
 
     patches.set(worker.Worker, "_resolve_doubt", resolve)
+
+
+@mutant(shown_by="a_job_claimed_ahead_kills_its_worker")
+def not_announced_means_not_begun(patches: Patches) -> None:
+    """A verdict goes by what the store was told, and by nothing else."""
+    original = orphans._verdict
+
+    def verdict(app: Any, adopter: bytes, orphan: Orphan, deaths: Any) -> Any:
+        if orphan.ran is None:
+            return outcomes.release(orphan.claim.token)
+        return original(app, adopter, orphan, deaths)
+
+    patches.set(orphans, "_verdict", verdict)
+
+
+@mutant(shown_by="a_machine_is_gone_with_a_strict_job_claimed_ahead")
+def strict_jobs_begin_untold(patches: Patches) -> None:
+    """Like any other that was claimed ahead."""
+    patches.set(worker.Worker, "_without_cautious", lambda self, fresh, cautious: fresh)
 
 
 @mutant(shown_by="a_verdict_is_not_taken_at_first")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from chaos.history import SECOND, Effect, Span
-from chaos.mutants.stage import FAILURES, LEASE, TREE_BOUND, Hand, Stage
+from chaos.history import FATAL, SECOND, STRICT, Effect, Span
+from chaos.mutants.stage import FAILURES, LEASE, TREE_BOUND, Hand, Killed, Stage
 from packhorse import Flow
 from packhorse.job import Claim
 from packhorse.moments import every
@@ -78,11 +78,43 @@ def a_machine_is_gone(stage: Stage) -> None:
     stage.settle()
 
 
+@scene
+def a_job_claimed_ahead_kills_its_worker(stage: Stage) -> None:
+    """The store was not told that it began. Its supervisor knows."""
+    one, two = stage.hand(), stage.hand()
+    stage.enqueue("plain", *(f"job-{n}" for n in range(8)))
+    stage.enqueue(FATAL, "fatal")
+    for claim in one.claim(9):
+        if claim.task == FATAL:
+            one.perform(claim)
+    stage.dead.add(one.pid)
+    supervisor = stage.dispatcher()
+    death = Death("was killed by SIGKILL", begun=frozenset(one.begun))
+    supervisor._judge.judge(supervisor._process.id, {one.id: death})
+    two.work(9)
+    stage.settle()
+
+
+@scene
+def a_machine_is_gone_with_a_strict_job_claimed_ahead(stage: Stage) -> None:
+    """Nobody knows what it had begun; what must not begin twice had not."""
+    one, two = stage.hand(), stage.hand()
+    stage.enqueue("plain", *(f"job-{n}" for n in range(8)))
+    stage.enqueue(STRICT, "strict")
+    claims = one.claim(9)
+    killed = stage.now()
+    for claim in claims:
+        if claim.task == STRICT:
+            killed = _started_and_killed(stage, one, claim)
+    stage.fault(Effect.KILL, one, begin=killed, bound=TREE_BOUND)
+    stage.pass_time(LEASE + 1, two)
+    stage.dispatcher().turn()
+    two.work(9)
+    stage.settle()
+
+
 def _started_and_killed(stage: Stage, hand: Hand, claim: Claim) -> int:
     """The task begins, and the rest of it never happens; when that was."""
-
-    class Killed(BaseException):
-        pass
 
     def die() -> None:
         raise Killed

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from chaos.checker import Verdict, check
-from chaos.history import Ack, Bounds, Effect, Fault, History, Line, Pace, Row, Span, What
+from chaos.history import FATAL, STRICT, Ack, Bounds, Effect, Fault, History, Line, Pace, Row, Span, What
+from chaos.ledger import deaths
 from packhorse import Call, Context, Flow, JobState, Packhorse, limit, rate
 from packhorse.clock import ManualClock, length
 from packhorse.errors import StoreError
@@ -24,6 +25,7 @@ from packhorse.ids import from_text
 from packhorse.job import Claim
 from packhorse.outcome import Outcome
 from packhorse.queues import EVERYTHING
+from packhorse.runtime.begun import Mark, mark_of
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.process import Process
 from packhorse.runtime.scheduler import Scheduler
@@ -45,6 +47,10 @@ STEP = 0.5  # seconds that pass between two rounds in the end
 
 
 R = TypeVar("R", Dispatcher, Scheduler)
+
+
+class Killed(BaseException):
+    """The rest of a task never happens."""
 
 
 class Away(StoreError):
@@ -92,6 +98,7 @@ class Hand(Worker):
         self.stage = stage
         self.pid = pid
         self.room = 0
+        self.begun: set[Mark] = set()  # as its slots mark it, and its supervisor reads it
         self.process = self._process = Still(stage, self, pid)
         self._process._enroll()
         stage.hands.append(self)
@@ -112,6 +119,8 @@ class Hand(Worker):
             pass
         finally:
             self.room = 0
+        if at_most == 0:
+            return []
         taken, self.tray.claims = self.tray.claims, []
         return taken
 
@@ -122,6 +131,7 @@ class Hand(Worker):
 
     def _perform(self, claim: Claim) -> Outcome:
         before, self.stage.pid = self.stage.pid, self.pid
+        self.begun.add(mark_of(claim.token.nonce, claim.token.id))
         try:
             return self._performer.in_thread(claim, self._slots.seat())
         finally:
@@ -216,12 +226,22 @@ class Stage:
         def steps(context: Context, name: str, fails: bool = False) -> str:
             return self._run(context, name, fails=fails and context.attempt == 1, steps=3)
 
+        @app.task(name=STRICT, takes_context=True, on_worker_lost="fail")
+        def strict(context: Context, name: str) -> str:
+            return self._run(context, name)
+
+        @app.task(name=FATAL, takes_context=True)
+        def fatal(context: Context, name: str) -> str:
+            return self._run(context, name, dies=context.losses == 0)
+
         @app.task(name="moment", takes_context=True)
         def moment(context: Context) -> str:
             key, at = context.metadata["packhorse.moment"]
             return self._run(context, key, schedule=key, moment=str(at))
 
-    def _run(self, context: Context, name: str, *, fails: bool = False, steps: int = 0, **about: Any) -> str:
+    def _run(
+        self, context: Context, name: str, *, fails: bool = False, dies: bool = False, steps: int = 0, **about: Any
+    ) -> str:
         run, pid = secrets.token_hex(4), self.pid
 
         def write(what: What, **about: str) -> None:
@@ -239,6 +259,9 @@ class Stage:
                 raise
             write(What.KEPT, step=f"step-{n}")
         self._between_steps(name)
+        if dies:
+            write(What.DIES, pids=str(pid))
+            raise Killed
         if fails:
             write(What.RAISED)
             raise ConnectionError("as planned")
@@ -357,7 +380,7 @@ class Stage:
                 acks=self.acks,
                 lines=self.lines,
                 rows={row.id: row for row in self._rows()},
-                faults=self.faults,
+                faults=[*self.faults, *deaths(self.lines)],
                 limits={NARROW: 1, BROAD: 2},
                 rates={"paced": PACED},
                 schedules=self.schedules,

@@ -179,7 +179,8 @@ def with_callbacks(jobs: Iterable[NewJob]) -> Iterator[NewJob]:
 class Claim(NamedTuple):
     """A ready job that became ours.
 
-    Those of one `run` share a permit: they are performed one after the other, in the order they came in.
+    Those of one `run` share a permit: they are performed one after the other, in the order they came in. A `suspect`
+    may have begun on a worker that was lost: it is announced before it begins again.
     """
 
     token: Token
@@ -193,6 +194,7 @@ class Claim(NamedTuple):
     expires_at: int | None
     strays: int = 0
     run: str | None = None
+    suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)

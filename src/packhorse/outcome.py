@@ -20,6 +20,9 @@ from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, To
 from packhorse.retry import RetryPolicy
 
 MAX_LOSSES = 3
+SOLO_FROM = 2  # losses after which a job runs alone in a process of its own
+# What runs so can hardly harm its worker; but something that kills every worker from there must come to an end, too.
+MAX_LOSSES_ALONE = 10
 INNOCENT_AFTER = 3_600 * SECOND  # of running: what kills its worker does so sooner
 STRAY_CAP = 60 * SECOND
 STRAY_STEPS = (STRAY_CAP // SECOND).bit_length()  # waits below the cap: 1, 2, 4 … 32 s
@@ -44,6 +47,7 @@ class Outcome(NamedTuple):
     failure    an encoded Failure: kept with the finished job, or as the row of an attempt that did not succeed
     owner      the process whose attempt it was, where another one writes the verdict
     strayed    counts as having come to a worker that does not know the task
+    suspect    it may have begun on a worker that was lost, and nobody knows; stands until an attempt is spent
     keep       microseconds a finished job is kept: 0 deletes it at once, None is the rule for its state
     result_ttl microseconds its result is kept, None as long as the job
     awaits     a signal that makes the SCHEDULED job due before its time
@@ -68,6 +72,7 @@ class Outcome(NamedTuple):
     awaits: Awaits | None = None
     after: tuple[bytes, ...] = ()
     written: bool = False
+    suspect: bool = False
 
     @property
     def size(self) -> int:
@@ -163,16 +168,20 @@ def decide_lost(
     error: ProcessExitError | ProcessPrunedError,
     *,
     fail_at_once: bool,
+    alone: bool = False,
     max_losses: int = MAX_LOSSES,
     owner: bytes | None = None,
     duration: int | None = None,
 ) -> Outcome:
     """The verdict on an orphan: run again in place, or fail once it was lost too often.
 
+    One that ran `alone` in a process of its own when its worker died is hardly to blame.
     Over months an endless job loses some workers through no fault of its own: those after a long run do not count.
     """
     failure = Failure.of(error, FailureKind.WORKER_LOST).encode()
     counts = fail_at_once or duration is None or duration < INNOCENT_AFTER
+    if alone:
+        max_losses = max(max_losses, MAX_LOSSES_ALONE)
     failed = fail_at_once or (counts and claim.losses + 1 >= max_losses)
     state = JobState.FAILED if failed else JobState.READY
     return Outcome(claim.token, state, spent=False, lost=counts, duration=duration, failure=failure, owner=owner)

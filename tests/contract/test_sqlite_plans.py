@@ -59,7 +59,7 @@ def test_finishing_and_fencing_look_up_what_is_held(store: SQLiteStore):
     """By process, nonce and id, in the small index of running jobs."""
     for statement, width, first in (
         (sqlite_exchange.SUCCEED, 5, 2),
-        (sqlite_exchange.FINISH, 13, 2),
+        (sqlite_exchange.FINISH, 14, 2),
         (sqlite_exchange.STILL_OURS, 4, 0),
     ):
         seen = plan(store, batch(statement, width), 16 * width + first)

@@ -275,6 +275,18 @@ def test_a_loss_after_a_long_run_does_not_count(ran: int, counts: bool):
     assert decide_lost(claim(), error, fail_at_once=True, duration=ran).state is JobState.FAILED
 
 
+@pytest.mark.parametrize(
+    ("losses", "state"),
+    [(1, JobState.READY), (2, JobState.READY), (8, JobState.READY), (9, JobState.FAILED)],
+)
+def test_a_job_that_ran_alone_is_not_blamed_for_its_worker(losses: int, state: JobState):
+    """But something that kills every worker from a process of its own comes to an end, too."""
+    error = ProcessExitError("killed")
+    outcome = decide_lost(claim(losses=losses), error, fail_at_once=False, alone=True)
+    assert (outcome.state, outcome.lost) == (state, True)
+    assert decide_lost(claim(losses=losses), error, fail_at_once=True, alone=True).state is JobState.FAILED
+
+
 def test_the_simple_endings():
     """Success, expiry, a stop before and after the task began, and a claim handed back."""
     assert succeed(TOKEN, 5, b"1")[:7] == (TOKEN, JobState.SUCCEEDED, True, False, 0, 5, b"1")

@@ -76,6 +76,10 @@ def _quick(app: Packhorse, ledger: Ledger) -> None:
         ledger.write(key, "start")
         ledger.write(key, "finish")
 
+    @app.task(name="note_strictly", on_worker_lost="fail")
+    def note_strictly(key: str) -> None:
+        note(key)
+
     @app.task(name="anote")
     async def anote(key: str) -> None:
         ledger.write(key, "start")

@@ -11,6 +11,7 @@ ON_SERVERS = (
     "test_endings",
     "test_flow_crash_matrix",
     "test_flows",
+    "test_lookahead",
     "test_outside",
     "test_schedules",
     "test_steps",

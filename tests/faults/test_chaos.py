@@ -9,7 +9,7 @@ from chaos import jobs
 from chaos.checker import Broken, check
 from chaos.clock import SteppedClock
 from chaos.disk import SmallDisk
-from chaos.history import SECOND, History
+from chaos.history import SECOND, SELF, History
 from chaos.keeping import keep, kept
 from chaos.ledger import Ledger
 from chaos.nemesis import Times
@@ -44,7 +44,7 @@ def test_nothing_is_lost_while_workers_are_killed_frozen_and_restarted(tmp_path:
     assert verdict.counts["repeated because of a fault"] > 0
     assert verdict.counts["lost"] == verdict.counts["unfinished"] == 0
     assert min(verdict.counts[it] for it in ("moments", "followers", "steps kept", "succeeded")) > 0
-    assert {fault.kind for fault in done.history.faults} == set(SHORT.only)
+    assert {fault.kind for fault in done.history.faults} == {*SHORT.only, SELF}
     assert {line.kind for line in done.history.lines} == set(arena.app.tasks)
     again = check(kept(tmp_path))
     assert (again.counts, again.violations) == (verdict.counts, verdict.violations)
@@ -71,7 +71,7 @@ def test_nothing_is_lost_while_a_server_is_killed_and_lines_are_cut(tmp_path: Pa
     of_the_machine = (Broken.LATE, Broken.REPEATED)
     assert [it for it in verdict.violations if it.broken not in of_the_machine] == []
     assert verdict.counts["lost"] == verdict.counts["unfinished"] == 0
-    assert {fault.kind for fault in done.history.faults} == set(SERVER.only)
+    assert {fault.kind for fault in done.history.faults} == {*SERVER.only, SELF}
 
 
 def test_an_empty_history_is_kept(tmp_path: Path):

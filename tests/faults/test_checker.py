@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chaos.checker import Broken, Verdict, check
-from chaos.history import APART, SECOND, Ack, Bounds, Effect, Fault, History, Line, Pace, Row, Span, What
+from chaos.history import APART, SECOND, SELF, STRICT, Ack, Bounds, Effect, Fault, History, Line, Pace, Row, Span, What
 
 ONE, TWO = 101, 102  # pids
 
@@ -113,6 +113,42 @@ def test_a_good_history_breaks_nothing():
     assert verdict.counts["followers"] == 1
     assert verdict.recoveries["kill"].seconds == [0.9]
     assert verdict.recoveries["freeze"].worst == 5.0
+
+
+# Workers that die, and what they had begun.
+
+
+def strict(told: Told, how: What | None) -> Told:
+    told.enqueued("once").ran("once", 1, None if how is None else 2, how=how or What.FINISH)
+    told.fault(Effect.KILL, 1.5, 2.1, ONE).ran("once", 3, 4, run="b", generation=2, pid=TWO)
+    told.ended("once", losses=1, by="b")
+    told.lines = [line._replace(kind=STRICT) if line.job == "once" else line for line in told.lines]
+    return told
+
+
+@pytest.mark.parametrize(
+    ("how", "broken"), [(None, {Broken.TWICE}), (What.FINISH, {Broken.TWICE}), (What.RAISED, set())]
+)
+def test_a_strict_job_that_began_twice(how: What | None, broken: set[Broken]):
+    """Whatever fault explains it; but a task that was told to stop, and did, may begin again."""
+    assert strict(good(), how).broken() == broken
+
+
+def suicide(told: Told, losses: int) -> Told:
+    told.enqueued("mad").ran("mad", 1, 2, how=What.DIES)
+    told.faults += [Fault(SELF, _us(2), _us(3), Effect.KILL, frozenset({ONE}))]
+    return told.ran("mad", 4, 5, run="b", generation=2, pid=TWO).ended("mad", losses=losses, by="b")
+
+
+def test_a_worker_that_was_killed_by_its_task_without_a_loss():
+    assert suicide(Told(), losses=1).broken() == set()
+    assert suicide(Told(), losses=0).broken() == {Broken.UNCOUNTED}
+    blind = suicide(Told(), losses=0)
+    blind.faults.append(Fault("kill supervisor", _us(2.5), _us(3), Effect.HARMLESS))
+    assert blind.broken() == set(), "nobody was there to see it"
+    seen = suicide(Told(), losses=0)
+    seen.faults.append(Fault("kill worker", _us(2.5), _us(3), Effect.KILL, frozenset({TWO + 1})))
+    assert seen.broken() == {Broken.UNCOUNTED}, "another death blinds nobody"
 
 
 # What was promised to the caller.

@@ -1,6 +1,6 @@
 """Verdicts on orphans that the store does not take at once, turn by turn."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -10,6 +10,7 @@ from packhorse.errors import StoreUnavailable
 from packhorse.ids import from_text, new_id
 from packhorse.job import Claim
 from packhorse.queues import EVERYTHING
+from packhorse.runtime.begun import mark_of
 from packhorse.runtime.orphans import Death, Judge
 from packhorse.runtime.worker import new_nonce
 from packhorse.stores.contract import Exchanged, Orphan, ProcessInfo
@@ -83,6 +84,100 @@ def test_orphans_of_a_lost_reply_go_back(app: Packhorse, store: MemoryStore, mon
     judge.judge(adopter)
     assert handle.look().state == "ready"
     assert store.held(adopter) == []
+    assert not store.beat([adopter])
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_lost_reply_hides_no_beginning(
+    app: Packhorse, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, begun: bool
+):
+    """A strict job that had begun must not come back, though its adopter was never told whose it was."""
+    handle = app.task(name="task", on_worker_lost="fail")(lambda: None).enqueue()
+    worker, adopter = join(store), join(store)
+    [held] = store.exchange(worker, 7, [], EVERYTHING, 1).claims
+    marks = frozenset({mark_of(7, held.token.id)} if begun else set())
+    deaths = {worker: Death("was killed by SIGKILL", begun=marks, pid=77)}
+    judge, adopt = Judge(app), store.adopt
+
+    def adopt_unheard(*args: Any, **kwargs: Any) -> list[Orphan]:
+        adopt(*args, **kwargs)
+        raise StoreUnavailable("the reply was lost")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "adopt", adopt_unheard)
+        with pytest.raises(StoreUnavailable):
+            judge.judge(adopter, deaths)
+    judge.judge(adopter, deaths)
+    job = handle.look()
+    assert (job.state, job.losses) == (("failed", 1) if begun else ("ready", 0))
+    if begun:
+        assert job.failure is not None
+        assert "The worker with pid 77" in job.failure.message
+
+
+@pytest.mark.parametrize(("alone", "state"), [(False, "failed"), (True, "ready")])
+def test_a_job_that_ran_alone_is_not_blamed_for_its_worker(app: Packhorse, store: MemoryStore, alone: bool, state: str):
+    """Its third loss, but the whole worker died, and not its own process."""
+    handle = app.task(name="task")(lambda: None).enqueue()
+    adopter = join(store)
+    for number, is_alone in enumerate((False, False, alone)):
+        worker = join(store)
+        [held] = store.exchange(worker, number, [], EVERYTHING, 1, starting=1).claims
+        begun = frozenset({mark_of(number, held.token.id, alone=is_alone)})
+        Judge(app).judge(adopter, {worker: Death("was killed by SIGKILL", begun=begun)})
+    job = handle.look()
+    assert (job.state, job.losses) == (state, 3)
+
+
+STRICT, PLAIN = "fail", "retry"
+
+
+@pytest.mark.parametrize(
+    ("rule", "announced", "seen", "expected"),
+    [
+        # Where somebody saw the worker die, what it had begun is known, whatever it had told the store.
+        (PLAIN, False, "begun", ("ready", 1, False)),
+        (PLAIN, True, "begun", ("ready", 1, False)),
+        (STRICT, False, "begun", ("failed", 1, False)),
+        (STRICT, True, "begun", ("failed", 1, False)),
+        (PLAIN, False, "not begun", ("ready", 0, False)),
+        (PLAIN, True, "not begun", ("ready", 0, False)),
+        (STRICT, True, "not begun", ("ready", 0, False)),
+        # Where nobody saw it, what was announced counts, and what was not may have begun.
+        (PLAIN, True, "unseen", ("ready", 1, False)),
+        (STRICT, True, "unseen", ("failed", 1, False)),
+        (PLAIN, False, "unseen", ("ready", 0, True)),
+        (STRICT, False, "unseen", ("ready", 0, True)),
+        # What we ended ourselves is nobody's fault; but what must not begin twice does not come back.
+        (PLAIN, True, "asked", ("ready", 0, False)),
+        (STRICT, True, "asked", ("failed", 1, False)),
+        (PLAIN, True, "another timed out", ("ready", 0, False)),
+        (STRICT, True, "another timed out", ("failed", 1, False)),
+        (STRICT, False, "another timed out, not begun", ("ready", 0, False)),
+    ],
+)
+def test_the_verdict(
+    app: Packhorse,
+    store: MemoryStore,
+    clock: ManualClock,
+    rule: Literal["fail", "retry"],
+    announced: bool,
+    seen: str,
+    expected: tuple[str, int, bool],
+):
+    handle = app.task(name="task", on_worker_lost=rule)(lambda: None).enqueue()
+    worker, adopter = join(store), join(store)
+    [held] = store.exchange(worker, 7, [], EVERYTHING, 1, starting=int(announced)).claims
+    begun = frozenset() if "not begun" in seen else frozenset({mark_of(7, held.token.id)})
+    guilty = frozenset({new_id()}) if "timed out" in seen else frozenset()
+    death = Death("was killed by SIGKILL", guilty, begun, asked=seen == "asked")
+    if seen == "unseen":
+        clock.advance(31)
+        adopter = join(store)
+    Judge(app).judge(adopter, {} if seen == "unseen" else {worker: death})
+    job = handle.look()
+    again = claim(store, adopter)
+    assert (job.state, job.losses, bool(again and again[0].suspect)) == expected
 
 
 def unavailable(*args: object, **kwargs: object) -> Exchanged:

@@ -35,7 +35,7 @@ def test_its_last_words_are_heard_before_it_is_buried(monkeypatch: pytest.Monkey
     """However slow the thread that listens: they may say under which name it held jobs, and which did not end."""
     name, job = new_id(), new_id()
     for said in (f'{{"id": "{name.hex()}"}}', f'{{"timed_out": "{job.hex()}"}}'):
-        monkeypatch.setattr(supervisor_module, "Started", lambda told, said=said: Dead(said))
+        monkeypatch.setattr(supervisor_module, "Started", lambda told, begun, said=said: Dead(said))
         hear = Child._hear
 
         def slowly(child: Child, heard: dict[str, Any], hear: Any = hear) -> None:

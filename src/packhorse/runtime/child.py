@@ -21,6 +21,7 @@ from packhorse.app import Packhorse
 from packhorse.errors import StoreUnavailable
 from packhorse.logs import configure
 from packhorse.queues import parse_queues
+from packhorse.runtime.begun import Begun
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.exits import RECYCLED, UNDRAINED
 from packhorse.runtime.isolated import Pool
@@ -58,7 +59,7 @@ class Plan:
         """Everything a child must know."""
         return asdict(self) | {"id": id.hex(), "supervisor": supervisor.hex()}
 
-    def make_role(self, app: Packhorse) -> Role:
+    def make_role(self, app: Packhorse, begun: Begun | None = None) -> Role:
         if self.role == "dispatcher":
             return Dispatcher(app)
         if self.role == "scheduler":
@@ -71,16 +72,17 @@ class Plan:
             max_jobs=self.max_jobs,
             recycle=Recycle(self.recycle_jobs, self.recycle_memory),
             pool=Pool(app, self.app, self.log_level, self.log_format),
+            begun=begun,
         )
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    report = given.pop("report")
-    run(given, _own_input(), report)
+    report, begun = given.pop("report"), given.pop("begun", None)
+    run(given, _own_input(), report, begun)
 
 
-def run(given: dict[str, Any], line: IO[bytes], report_fd: int) -> None:
+def run(given: dict[str, Any], line: IO[bytes], report_fd: int, begun_fd: int | None = None) -> None:
     id, supervisor = bytes.fromhex(given.pop("id")), bytes.fromhex(given.pop("supervisor"))
     report = Report(report_fd)
     plan = Plan(**given)
@@ -89,7 +91,11 @@ def run(given: dict[str, Any], line: IO[bytes], report_fd: int) -> None:
     if plan.cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {plan.cpu})
     app = load_app(plan.app)
-    process = Process(app, _made(plan, app), id=id, supervisor=supervisor, report=report)
+    begun = None
+    if begun_fd is not None:
+        begun = Begun(begun_fd, plan.concurrency)
+        os.close(begun_fd)
+    process = Process(app, _made(plan, app, begun), id=id, supervisor=supervisor, report=report)
     name_process(f"{plan.role} {app.name}")
     # The terminal sends INT to everybody; the supervisor alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -113,12 +119,12 @@ def _share_heaps() -> None:
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS)
 
 
-def _made(plan: Plan, app: Packhorse) -> Role:
+def _made(plan: Plan, app: Packhorse, begun: Begun | None) -> Role:
     """Where the store keeps the keys, a role cannot be made while it is away."""
     trouble = Trouble()
     while True:
         try:
-            return plan.make_role(app)
+            return plan.make_role(app, begun)
         except StoreUnavailable as error:
             delay = trouble.delay()
             log.warning("a %s cannot begin yet: %s; trying again in %.1f s", plan.role, error, delay)

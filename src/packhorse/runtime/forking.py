@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,13 +23,16 @@ CONTEXT = multiprocessing.get_context("forkserver")
 class Forked:
     """As much of subprocess.Popen as the supervisor needs."""
 
-    def __init__(self, main: Callable[..., None], module: str, plan: dict[str, Any]) -> None:
+    def __init__(self, main: Callable[..., None], module: str, plan: dict[str, Any], begun: int | None = None) -> None:
+        """`begun` is a descriptor that the child gets too; it may be closed afterwards."""
         here_first()
         CONTEXT.set_forkserver_preload([main.__module__, module])
         theirs, self._line = CONTEXT.Pipe(duplex=False)
         self._report, report = CONTEXT.Pipe(duplex=False)
-        self._process = CONTEXT.Process(target=_begin, args=(main, json.dumps(plan), theirs, report))
-        with theirs, report:
+        with theirs, report, ExitStack() as stack:
+            # A connection is the kind of descriptor that `multiprocessing` hands over.
+            page = None if begun is None else stack.enter_context(Connection(os.dup(begun), writable=False))
+            self._process = CONTEXT.Process(target=_begin, args=(main, json.dumps(plan), theirs, report, page))
             self._process.start()
 
     def report(self) -> int:
@@ -66,6 +69,7 @@ class Forked:
                 os.kill(self.pid, number)
 
 
-def _begin(main: Callable[..., None], plan: str, line: Connection, report: Connection) -> None:
+def _begin(main: Callable[..., None], plan: str, line: Connection, report: Connection, page: Connection | None) -> None:
     signal.set_wakeup_fd(-1)
-    main(json.loads(plan), os.fdopen(os.dup(line.fileno()), "rb"), os.dup(report.fileno()))
+    begun = None if page is None else os.dup(page.fileno())
+    main(json.loads(plan), os.fdopen(os.dup(line.fileno()), "rb"), os.dup(report.fileno()), begun)

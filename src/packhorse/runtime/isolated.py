@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
@@ -173,6 +174,7 @@ class Pool:
         self._came = threading.Condition(self._lock)  # one is idle
         self._lacks = threading.Condition(self._lock)  # for the nursery
         self._nursery: threading.Thread | None = None
+        self.mark_begun: Callable[[Token], None] | None = None
 
     def warm(self, count: int) -> None:
         with self._lock:
@@ -223,6 +225,10 @@ class Pool:
                 self._give_back(child)
         return error
 
+    @property
+    def performing(self) -> list[Token]:
+        return list(self._busy)
+
     def has(self, token: Token) -> bool:
         return token in self._busy
 
@@ -236,6 +242,8 @@ class Pool:
         if (order := orders.get(claim.token)) is not None:  # while it waited
             self._give_back(child, claim.token)
             return order.outcome(None)
+        if self.mark_begun is not None:
+            self.mark_begun(claim.token)
         try:
             outcome = child.perform(claim, self._app.settings.ending_timeout)
         except Died:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from packhorse.app import Packhorse
@@ -16,9 +16,10 @@ from packhorse.job import Claim, JobState
 from packhorse.outcome import Outcome, decide, decide_lost, release
 from packhorse.queues import EVERYTHING, local_owner
 from packhorse.retry import RetryPolicy
+from packhorse.runtime.begun import Mark, mark_of
 from packhorse.runtime.exits import exit_error
 from packhorse.runtime.worker import new_nonce
-from packhorse.stores.contract import Orphan
+from packhorse.stores.contract import Orphan, stranger
 from packhorse.task import BaseTask
 from packhorse.varying import task_of
 
@@ -34,11 +35,16 @@ GONE = "its worker is gone"  # why a job of a local task is cancelled
 class Death(NamedTuple):
     """How a process ended, as the end of a sentence about it.
 
-    One that had to end because of jobs which did not is of no harm to the others, and theirs is the blame.
+    `begun` are the marks of the claims that had begun; None where nobody saw them. One that had to end because of jobs
+    which did not is of no harm to the others, and theirs is the blame. Nobody is to blame where its end was `asked`
+    for.
     """
 
     cause: str
     timed_out: frozenset[bytes] = frozenset()
+    begun: frozenset[Mark] | None = None
+    asked: bool = False
+    pid: int = 0
 
 
 class Judge:
@@ -58,24 +64,26 @@ class Judge:
         causes = seen_dying or {}
         self._write(adopter)
         if self._in_doubt:
-            self._resolve_doubt(adopter)
+            self._resolve_doubt(adopter, causes)
         while orphans := self._adopt(adopter, causes):
             failpoint("dispatcher.before_verdict")
             self._write(adopter)
             if len(orphans) < BATCH:
                 break
 
-    def _adopt(self, adopter: bytes, causes: Mapping[bytes, Death]) -> list[Orphan]:
+    def _adopt(
+        self, adopter: bytes, causes: Mapping[bytes, Death], dead: Collection[bytes] | None = None
+    ) -> list[Orphan]:
         self._in_doubt = True
-        orphans = self._app.store.adopt(adopter, new_nonce(), BATCH, dead=causes)
-        self._unwritten = [(orphan.claim, _verdict(self._app, orphan, causes)) for orphan in orphans]
+        orphans = self._app.store.adopt(adopter, new_nonce(), BATCH, dead=causes if dead is None else dead)
+        self._unwritten = [(orphan.claim, _verdict(self._app, adopter, orphan, causes)) for orphan in orphans]
         self._in_doubt = False
         return orphans
 
-    def _resolve_doubt(self, adopter: bytes) -> None:
-        """The reply was lost: whose they were and how that one ended is not known any more, so they go back unspent."""
-        if held := self._app.store.held(adopter):
-            self._app.store.exchange(adopter, new_nonce(), [*map(release, held)], EVERYTHING, 0)
+    def _resolve_doubt(self, adopter: bytes, causes: Mapping[bytes, Death]) -> None:
+        """Adopt again what an answer that was lost gave. Whose it was shows only in what the dead had begun."""
+        while self._app.store.held(adopter) and self._adopt(adopter, causes, dead=[adopter]):
+            self._write(adopter)
         self._in_doubt = False
 
     def _write(self, adopter: bytes) -> None:
@@ -105,29 +113,66 @@ class Judge:
             self._app.events.tell(event)
 
 
-def _verdict(app: Packhorse, orphan: Orphan, deaths: Mapping[bytes, Death]) -> Outcome:
-    owner, claim = orphan.owner, orphan.claim
+def _verdict(app: Packhorse, adopter: bytes, orphan: Orphan, deaths: Mapping[bytes, Death]) -> Outcome:
+    claim = orphan.claim
     if local_owner(claim.queue) is not None:
-        return Outcome(claim.token, JobState.CANCELLED, spent=False, duration=orphan.ran, reason=GONE, owner=owner.id)
+        owner = orphan.owner.id
+        return Outcome(claim.token, JobState.CANCELLED, spent=False, duration=orphan.ran, reason=GONE, owner=owner)
+    if orphan.owner.id == adopter:
+        orphan, death = _former_owner(orphan, deaths)
+    else:
+        death = deaths.get(orphan.owner.id)
+        if death is not None and death.begun is not None and not _marks(orphan) & death.begun:
+            log.info("job %s (%s) goes back: its worker was lost before it began", to_text(claim.token.id), claim.task)
+            return release(claim.token)
+    if orphan.ran is None and (death is None or death.begun is None):
+        # No reason to count a loss, but one to be told before it begins again, so that the next verdict knows.
+        log.info("job %s (%s) goes back: it may have begun on a lost worker", to_text(claim.token.id), claim.task)
+        return release(claim.token)._replace(suspect=True)
+    return app.sealed(_lost(app, orphan, death))
+
+
+def _marks(orphan: Orphan) -> set[Mark]:
+    """Return what its owner's page says if it has begun."""
+    if orphan.nonce is None:
+        return set()
+    return {mark_of(orphan.nonce, orphan.claim.token.id, alone=alone) for alone in (False, True)}
+
+
+def _was_alone(orphan: Orphan, death: Death) -> bool:
+    """Whether it ran in a process of its own when its worker died."""
+    return any(nonce < 0 for nonce, _ in _marks(orphan) & (death.begun or frozenset()))
+
+
+def _former_owner(orphan: Orphan, deaths: Mapping[bytes, Death]) -> tuple[Orphan, Death | None]:
+    """Find out who held a job before its adopter, who was not told: among the dead, the worker that had begun it."""
+    _, id = mark_of(0, orphan.claim.token.id)
+    for process, death in deaths.items():
+        if any(id == begun for _, begun in death.begun or ()):
+            return orphan._replace(owner=orphan.owner._replace(id=process, role="worker", pid=death.pid)), death
+    return orphan._replace(owner=stranger(b"")), None
+
+
+def _lost(app: Packhorse, orphan: Orphan, death: Death | None) -> Outcome:
+    """Judge a job that had begun."""
+    owner, claim = orphan.owner, orphan.claim
     error: ProcessExitError | ProcessPrunedError
     task = task_of(app, claim)
-    if orphan.ran is None:  # it was claimed ahead and had not begun
-        log.info("job %s (%s) goes back: its worker was lost before it began", to_text(claim.token.id), claim.task)
-        return release(claim.token)
-    if (death := deaths.get(owner.id)) is not None:
-        if death.timed_out:
-            return app.sealed(
-                _timed_out(claim, orphan, task) if claim.token.id in death.timed_out else release(claim.token)
-            )
+    strict = (task.performed.on_worker_lost if task is not None else app.settings.on_worker_lost) == "fail"
+    if death is not None:
+        if claim.token.id in death.timed_out:
+            return _timed_out(claim, orphan, task)
+        if (death.timed_out or death.asked) and not strict:
+            return release(claim.token)
         error = exit_error(owner.role, owner.pid, owner.host, death.cause, app.clock.now())
     else:
         now = to_datetime(app.clock.now()).isoformat(timespec="seconds")
         who = f"The {owner.role} with pid {owner.pid} on {owner.host}"
         error = ProcessPrunedError(f"{who} stopped beating, and its lease had run out by {now}.")
-    rule = task.performed.on_worker_lost if task is not None else app.settings.on_worker_lost
-    outcome = decide_lost(claim, error, fail_at_once=rule == "fail", owner=owner.id, duration=orphan.ran)
+    alone = death is not None and _was_alone(orphan, death)
+    outcome = decide_lost(claim, error, fail_at_once=strict, alone=alone, owner=owner.id or None, duration=orphan.ran)
     log.warning("job %s (%s) lost its worker and is %s: %s", to_text(claim.token.id), claim.task, outcome.state, error)
-    return app.sealed(outcome)
+    return outcome
 
 
 def _timed_out(claim: Claim, orphan: Orphan, task: BaseTask[..., Any] | None) -> Outcome:

@@ -35,7 +35,7 @@ from packhorse.job import MESSAGE_CAP, Claim, Failure, FailureKind, JobState, St
 from packhorse.limits import Pace
 from packhorse.logs import job_extra
 from packhorse.masking import mask_text, secrets_in
-from packhorse.outcome import Outcome, decide, expire, refuse, release, stray, succeed
+from packhorse.outcome import SOLO_FROM, Outcome, decide, expire, refuse, release, stray, succeed
 from packhorse.reporters import ErrorReport, report
 from packhorse.retry import RetryPolicy
 from packhorse.runtime.deadlines import Deadlines
@@ -54,9 +54,6 @@ log = logging.getLogger("packhorse.jobs")
 
 RESULTS_AT_ONCE = 1_000
 SKEW = 60 * SECOND  # how far the clocks of enqueuing programs and workers may be apart
-
-
-SOLO_FROM = 2  # losses after which a job runs alone in a process of its own
 
 
 class Prepared(NamedTuple):

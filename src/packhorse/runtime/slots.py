@@ -18,6 +18,7 @@ from queue import SimpleQueue
 
 from packhorse.job import Claim, Token
 from packhorse.outcome import Outcome, broken
+from packhorse.runtime.begun import Begun
 from packhorse.runtime.isolated import Pool
 from packhorse.runtime.perform import Performer
 from packhorse.runtime.seats import Seat, Why
@@ -28,9 +29,15 @@ log = logging.getLogger("packhorse.worker")
 
 class Slots:
     def __init__(
-        self, concurrency: int, performer: Performer, hand_in: Callable[[Outcome], None], pool: Pool | None = None
+        self,
+        concurrency: int,
+        performer: Performer,
+        hand_in: Callable[[Outcome], None],
+        pool: Pool | None = None,
+        begun: Begun | None = None,
     ) -> None:
         self._concurrency = concurrency
+        self._mark_begun = None if begun is None else begun.begin
         self._performer = performer
         self._pool = pool
         self._seats: dict[int, Seat] = {}
@@ -42,6 +49,7 @@ class Slots:
         self._runs: dict[str, deque[tuple[float, Claim]]] = {}  # of each run, who comes after the one that has begun
         self._free = deque([None] * concurrency)
         self._running: dict[Token, float] = {}
+        self._apart: set[Token] = set()  # of those that run: in a process of their own, or about to get one
         self._coroutines: dict[Token, asyncio.Task[None]] = {}
         self._inbox: SimpleQueue[Claim | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -141,6 +149,11 @@ class Slots:
     @property
     def busy(self) -> bool:
         return bool(self._running)
+
+    @property
+    def running(self) -> list[Token]:
+        """What has begun in this process."""
+        return [token for token in list(self._running) if token not in self._apart]
 
     def running_for(self, seconds: float) -> list[Token]:
         """What has run at least so long."""
@@ -254,15 +267,23 @@ class Slots:
     def _thread(self) -> None:
         perform, running, is_coroutine = self._performer.in_thread, self._running, self._performer.is_coroutine
         isolated, is_isolated = self._performer.isolated, self._performer.is_isolated
-        seat = self.seat()
+        seat, mark_begun = self.seat(), self._mark_begun
         while (claim := self._inbox.get()) is not None:
             while claim is not None:
                 running[claim.token] = time.monotonic()
                 try:
-                    outcome = isolated(claim) if is_isolated(claim) else perform(claim, seat)
+                    if is_isolated(claim):
+                        self._apart.add(claim.token)
+                        outcome = isolated(claim)
+                    else:
+                        if mark_begun is not None:
+                            mark_begun(claim.token)
+                        outcome = perform(claim, seat)
                 except BaseException as error:  # whatever happens, the job ends and the slot lives
                     outcome = broken(claim.token, error)
                 del running[claim.token]
+                if self._apart:
+                    self._apart.discard(claim.token)
                 self._hand_in(outcome)
                 if self._given_up and self._is_given_up(claim):
                     return
@@ -300,6 +321,8 @@ class Slots:
 
     async def _perform_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
         self._running[claim.token] = time.monotonic()
+        if self._mark_begun is not None:
+            self._mark_begun(claim.token)
         try:
             outcome = await self._performer.in_loop(claim)
         except BaseException as error:

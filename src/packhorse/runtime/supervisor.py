@@ -22,6 +22,7 @@ from packhorse.app import Packhorse
 from packhorse.clock import length
 from packhorse.failpoints import failpoint
 from packhorse.ids import new_id, to_text
+from packhorse.runtime.begun import Begun, make_page
 from packhorse.runtime.child import Plan
 from packhorse.runtime.child import run as run_child
 from packhorse.runtime.exits import GAVE_UP, RECYCLED, how_ended
@@ -44,11 +45,14 @@ HEAR_OUT = 0.5  # seconds to hear the last words of a dead child, where one of i
 class Started(subprocess.Popen[bytes]):
     """A fresh Python."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
+    def __init__(self, told: dict[str, Any], begun: int | None = None) -> None:
+        """`begun` is a descriptor that the child gets too; it may be closed afterwards."""
         self._report, writing = os.pipe()
-        command = [sys.executable, "-m", run_child.__module__, json.dumps(told | {"report": writing})]
+        told = told | {"report": writing, "begun": begun}
+        command = [sys.executable, "-m", run_child.__module__, json.dumps(told)]
+        given = [writing] if begun is None else [writing, begun]
         try:
-            super().__init__(command, stdin=subprocess.PIPE, bufsize=0, pass_fds=[writing])
+            super().__init__(command, stdin=subprocess.PIPE, bufsize=0, pass_fds=given)
         except OSError:
             os.close(self._report)
             raise
@@ -76,14 +80,22 @@ class Child:
     stopped_since: float | None = None
     timed_out: set[bytes] = field(default_factory=set)
     former: list[bytes] = field(default_factory=list)
+    begun: Begun | None = None
 
     def __post_init__(self) -> None:
         self.started_at = time.monotonic()
         told = self.plan.told(self.id, self.supervisor)
-        if self.plan.preload:
-            self.process: Started | Forked = Forked(run_child, self.plan.app.partition(":")[0], told)
-        else:
-            self.process = Started(told)
+        page = make_page(self.plan.concurrency) if self.plan.role == "worker" else None
+        try:
+            if page is not None:
+                self.begun = Begun(page, self.plan.concurrency)
+            if self.plan.preload:
+                self.process: Started | Forked = Forked(run_child, self.plan.app.partition(":")[0], told, page)
+            else:
+                self.process = Started(told, page)
+        finally:
+            if page is not None:
+                os.close(page)
         reading = self.process.report()
         self._listener = threading.Thread(target=self._listen, args=(reading,), name="packhorse-report", daemon=True)
         self._listener.start()
@@ -138,6 +150,11 @@ class Child:
     def cause(self) -> str:
         """How it ended, as the end of a sentence about it."""
         return how_ended(self.process.returncode)
+
+    def death(self, *, asked: bool = False) -> Death:
+        """What the verdict on its jobs goes by, once it has ended."""
+        begun = None if self.begun is None else self.begun.read()
+        return Death(self.cause, frozenset(self.timed_out), begun, asked, self.process.pid)
 
 
 class Supervisor:
@@ -309,7 +326,7 @@ class Supervisor:
             log.info("%s with pid %d has done its part", child.plan.role, child.process.pid)
             return
         log.error("%s with pid %d %s", child.plan.role, child.process.pid, child.cause)
-        self._unjudged |= dict.fromkeys(child.ids, Death(child.cause, frozenset(child.timed_out)))
+        self._unjudged |= dict.fromkeys(child.ids, child.death())
         self._unjudged[beside(child.ids[0])] = Death(child.cause)
         if child.timed_out:
             self._due.append((time.monotonic(), child.plan, 0))
@@ -372,14 +389,14 @@ class Supervisor:
     def _hand_back(self, child: Child) -> None:
         """It stopped because we asked, and it is gone for certain: what it held goes back unspent.
 
-        But what does not end is to blame for its own end, and its local tasks end with it.
+        But what does not end is to blame for its own end, what must not begin twice fails if it had begun, and its
+        local tasks end with it.
         """
         child.hear_out()
         self._unjudged[beside(child.ids[0])] = Death(child.cause)
-        if child.timed_out:
-            self._unjudged |= dict.fromkeys(child.ids, Death(child.cause, frozenset(child.timed_out)))
+        self._unjudged |= dict.fromkeys(child.ids, child.death(asked=True))
         self._judge_children()
-        if child.timed_out:
+        if child.timed_out or self._unjudged:
             return
         log.warning("%s with pid %d %s; what it held goes back", child.plan.role, child.process.pid, child.cause)
         try:

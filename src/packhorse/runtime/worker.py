@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from packhorse.app import Packhorse
@@ -19,13 +20,16 @@ from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, Token
 from packhorse.outcome import Outcome, bare, broken, expire, release
 from packhorse.queues import Selected
+from packhorse.runtime.begun import Begun
 from packhorse.runtime.isolated import Pool
 from packhorse.runtime.perform import Performer
 from packhorse.runtime.process import Process, memory_now, place_of
 from packhorse.runtime.seats import Why
 from packhorse.runtime.slots import Slots
 from packhorse.runtime.wakeup import Watcher
+from packhorse.seals import is_varied
 from packhorse.stores.contract import EXCHANGE_BYTES, EXCHANGE_JOBS, Exchanged, Order
+from packhorse.varying import task_of
 
 log = logging.getLogger("packhorse.worker")
 
@@ -65,6 +69,7 @@ class Worker:
         max_jobs: int | None = None,
         recycle: Recycle = NEVER,
         pool: Pool | None = None,
+        begun: Begun | None = None,
     ) -> None:
         self.queues = ",".join(map(str, queues))
         self._app = app
@@ -76,7 +81,14 @@ class Worker:
         self._performed = 0
         self._pool = pool
         self._performer = Performer(app, self._stop_by, self._ask, self._force, pool=pool)
-        self._slots = Slots(concurrency, self._performer, self._hand_in, pool)
+        self._slots = Slots(concurrency, self._performer, self._hand_in, pool, begun)
+        self._begun = begun
+        self._handed = 0  # to the slots, since what ran was kept in `begun`
+        if pool is not None and begun is not None:
+            pool.mark_begun = begun.begin_alone
+        lost = {name: task.performed.on_worker_lost for name, task in app.known_tasks.items()}
+        self._strict = frozenset(name for name, rule in lost.items() if rule == "fail")
+        self._cautious: deque[tuple[float, Claim]] = deque()  # claimed ahead, and to be announced before they begin
         self._stuck: set[Token] = set()
         self._stall_told = False
         self._ended: deque[Outcome] = deque()
@@ -132,9 +144,10 @@ class Worker:
         self._gather()
         outcomes = self._collect()
         busy = len(self._held) - len(self._stuck) - len(outcomes)
+        announced = [] if after_failure else self._next_cautious(busy)
         room = 0 if after_failure else self._room(busy, outcomes)
         starting = max(0, min(room, self._concurrency - busy))
-        reply = self._exchange(outcomes, room, starting)
+        reply = self._exchange(outcomes, room, starting, announced)
         self._hand_out(reply, starting)
         if outcomes and self._recycle != NEVER:
             self._look_at_age(len(outcomes))
@@ -226,15 +239,33 @@ class Worker:
 
     def _take_back(self, older_than: float) -> None:
         """Claims that found no slot return to their place; the pace that asked for them was wrong."""
-        for claim in self._slots.unstarted(older_than):
+        for claim in [*self._slots.unstarted(older_than), *self._unannounced_for(older_than)]:
             failpoint("worker.release")
             self._ended.append(release(claim.token))
             self._pace = UNKNOWN_PACE
 
+    def _unannounced_for(self, seconds: float) -> list[Claim]:
+        """Take cautious claims that have waited so long."""
+        taken, limit = [], time.monotonic() - seconds
+        with suppress(IndexError):  # the watch over the lease may take them at the same time
+            while self._cautious[0][0] <= limit:
+                taken.append(self._cautious.popleft()[1])
+        return taken
+
+    def _next_cautious(self, busy: int) -> list[tuple[float, Claim]]:
+        """Take those for which there is a free slot. They begin once the store was told."""
+        taken: list[tuple[float, Claim]] = []
+        idle = self._concurrency - busy + len(self._cautious)
+        with suppress(IndexError):
+            while len(taken) < idle:
+                taken.append(self._cautious.popleft())
+        return taken
+
     def _gather(self) -> None:
         """Quick jobs by the hundred: an exchange of half of them costs little more than one of the first few."""
         until = time.monotonic() + LINGER
-        while self._pace < LINGER and len(self._held) > max(2 * len(self._ended), MANY * self._concurrency):
+        many = MANY * self._concurrency + len(self._cautious)
+        while self._pace < LINGER and len(self._held) > max(2 * len(self._ended), many):
             if time.monotonic() >= until:
                 return
             time.sleep(LINGER / 5)
@@ -270,6 +301,8 @@ class Worker:
         if self._lost_lease and self._holds_for_another():
             return 0
         ahead = min(self._app.settings.lookahead, int(self._concurrency * AHEAD / self._pace))
+        if self._cautious:
+            ahead = 0  # so that slots become free for them
         room = min(free + ahead, EXCHANGE_JOBS)
         if self._jobs_left is not None:
             room = min(room, self._jobs_left - busy - sum(outcome.spent for outcome in outcomes))
@@ -291,22 +324,27 @@ class Worker:
             ", ".join(sorted(names)),
         )
 
-    def _exchange(self, outcomes: list[Outcome], room: int, starting: int) -> Exchanged:
+    def _exchange(
+        self, outcomes: list[Outcome], room: int, starting: int, announced: list[tuple[float, Claim]]
+    ) -> Exchanged:
         failpoint("worker.before_exchange")
         self._long = self._slots.running_for(LONG)
         started = [token for token in self._long if token in self._unannounced]
+        started += [claim.token for _, claim in announced]
         id, sent_at = self._process.id, time.monotonic()
         try:
             offered = [outcome for outcome in outcomes if not outcome.written]
-            reply = self._offer(offered, room, starting, started)
+            reply, told = self._offer(offered, room, starting, started)
         except BaseException:
             self._ended.extendleft(reversed(outcomes))
+            self._cautious.extendleft(reversed(announced))
             self._in_doubt = True
             raise
         self._took = time.monotonic() - sent_at
         failpoint("worker.after_exchange")
-        self._unannounced.difference_update(started)
-        told, refused = bool(self._app.events), set(reply.refused)
+        if told:
+            self._unannounced.difference_update(started)
+        told_events, refused = bool(self._app.events), set(reply.refused)
         for outcome in outcomes:
             claim = self._held.pop(outcome.token, None)
             if self._stuck:
@@ -316,15 +354,20 @@ class Worker:
                 self._performer.orders.pop(outcome.token, None)
             if self._jobs_left is not None:
                 self._jobs_left -= outcome.spent
-            if told and claim is not None and outcome.token not in refused:
+            if told_events and claim is not None and outcome.token not in refused:
                 self._performer.tell_ended(claim, outcome)
         for token in reply.refused:
             log.warning("job %s had moved on; what this worker made of it was refused", to_text(token.id))
         if reply.alive and (offered or reply.claims):
             self._process.note_renewed(id, sent_at)
-        if not (reply.alive and self._may_begin(reply.claims)):
-            self._lose_lease(reply.claims)
+        if not told:
+            self._cautious.extendleft(reversed(announced))
+            announced = []
+        beginning = [claim for _, claim in announced]
+        if not (reply.alive and self._may_begin([*reply.claims, *beginning])):
+            self._lose_lease([*reply.claims, *beginning])
             return reply._replace(claims=[], alive=False)
+        self._put(beginning)
         return reply
 
     def _may_begin(self, claims: Sequence[Claim]) -> bool:
@@ -344,15 +387,17 @@ class Worker:
         self.leave()
         self._process.enroll_anew()
 
-    def _offer(self, outcomes: list[Outcome], room: int, starting: int, started: list[Token]) -> Exchanged:
+    def _offer(self, outcomes: list[Outcome], room: int, starting: int, started: list[Token]) -> tuple[Exchanged, bool]:
+        """Exchange. Returns the answer, and whether the store was told of the started ones."""
         store, process = self._app.store, self._process.id
         try:
             run = int(AHEAD / self._pace) if self._pace < LINGER else 1
-            return store.exchange(
+            reply = store.exchange(
                 process, new_nonce(), outcomes, self._selected, room, starting=starting, started=started, run=run
             )
         except StoreDataError as error:
-            return self._write_apart(outcomes, error)
+            return self._write_apart(outcomes, error), not started
+        return reply, True
 
     def _write_apart(self, outcomes: list[Outcome], error: StoreDataError) -> Exchanged:
         """Some value the store will never take: halve the batch until it stands alone, then write that one bare."""
@@ -391,8 +436,13 @@ class Worker:
             return
         failpoint("worker.claimed")
         fresh: list[Claim] = []
-        for claim in reply.claims:
+        strict, cautious = self._strict, []
+        for place, claim in enumerate(reply.claims):
             self._held[claim.token] = claim
+            if place >= starting and (
+                claim.losses or claim.suspect or claim.task in strict or is_varied(claim.payload)
+            ):
+                cautious.append(claim)
             try:
                 if claim.expires_at is not None and claim.expires_at <= reply.now:
                     self._ended.append(self._performer.kept(claim, expire(claim.token)))
@@ -403,7 +453,42 @@ class Worker:
             except Exception as error:  # whatever is wrong with one job, the others go on
                 self._ended.append(self._spoiled(claim, error))
         self._unannounced.update(claim.token for claim in reply.claims[starting:])
-        self._slots.put(fresh)
+        self._put(self._without_cautious(fresh, cautious) if cautious else fresh)
+
+    def _without_cautious(self, fresh: list[Claim], cautious: list[Claim]) -> list[Claim]:
+        """Hold those back that must not begin before the store was told. The rest of their run goes back."""
+        now, held = time.monotonic(), {claim.token for claim in cautious if self._is_cautious(claim)}
+        at_once: list[Claim] = []
+        begun: set[str | None] = set()
+        cut: set[str | None] = set()
+        for claim in fresh:
+            is_held = claim.token in held
+            if claim.run is not None and (claim.run in cut or (is_held and claim.run in begun)):
+                cut.add(claim.run)
+                self._ended.append(release(claim.token))
+            elif is_held:
+                cut.add(claim.run)
+                self._unannounced.discard(claim.token)
+                self._cautious.append((now, claim))
+            else:
+                begun.add(claim.run)
+                at_once.append(claim)
+        return at_once
+
+    def _is_cautious(self, claim: Claim) -> bool:
+        """Whether the store must know that it begins: another beginning could be one too many."""
+        if claim.losses or claim.suspect or claim.task in self._strict:
+            return True
+        task = task_of(self._app, claim)
+        return task is not None and task.performed.on_worker_lost == "fail"
+
+    def _put(self, claims: list[Claim]) -> None:
+        if self._begun is not None:
+            self._handed += len(claims)
+            if self._handed > self._begun.quarter:
+                self._begun.keep(self._slots.running, [] if self._pool is None else self._pool.performing)
+                self._handed = len(claims)
+        self._slots.put(claims)
 
     def _spoiled(self, claim: Claim, error: Exception) -> Outcome:
         log.error("a claimed job makes no sense and fails: %s", place_of(error))
@@ -428,7 +513,11 @@ class Worker:
         if self._lingers:
             return LISTEN_EVERY if self._long and not free else self._linger(room, reply)
         # Not all workers of a site at the same moment.
-        rest = PATIENCE if self._slots.waiting else self._app.settings.polling_interval * random.uniform(1, 1.2)
+        rest = (
+            PATIENCE
+            if self._slots.waiting or self._cautious
+            else self._app.settings.polling_interval * random.uniform(1, 1.2)
+        )
         if self._held and (active or not self._long):  # an order may be there that was not heard
             rest = min(rest, LISTEN_EVERY)
         return rest

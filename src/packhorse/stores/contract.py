@@ -113,12 +113,14 @@ class Order(NamedTuple):
 class Orphan(NamedTuple):
     """A job of a dead process, now claimed by the adopter, who owes it a verdict.
 
-    `ran` is how many microseconds ago its task began, None where that is not known.
+    `ran` is how many microseconds ago its owner said that it begins, None where it never said so. `nonce` is that of
+    the owner's claim, None where it had none.
     """
 
     claim: Claim
     owner: ProcessInfo
     ran: int | None
+    nonce: int | None
 
 
 class Entry(NamedTuple):
@@ -550,7 +552,8 @@ class Store(ABC):
     def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
         """Take over running jobs whose process is unknown, has no lease left or is named `dead`.
 
-        And ready ones of a local queue that only such a process would have served.
+        And ready ones of a local queue that only such a process would have served. An adopter that holds jobs may name
+        itself, to be told of them again.
         """
 
     @abstractmethod

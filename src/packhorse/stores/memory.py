@@ -88,6 +88,7 @@ class _Job:
     attempts: int = 0
     losses: int = 0
     strays: int = 0
+    suspect: bool = False
     token: Token | None = None
     claimed_at: int | None = None
     started_at: int | None = None
@@ -401,6 +402,7 @@ class MemoryStore(Store):
         job.attempts += outcome.spent
         job.losses += outcome.lost
         job.strays += outcome.strayed
+        job.suspect = outcome.suspect or (job.suspect and not outcome.spent)
         job.token = job.order = job.claimed_at = job.started_at = None
         job.state = outcome.state
         if outcome.state is not JobState.READY:
@@ -620,6 +622,7 @@ class MemoryStore(Store):
             job.created_at,
             job.expires_at,
             job.strays,
+            suspect=job.suspect,
         )
 
     # Fenced by the claim token.
@@ -724,12 +727,13 @@ class MemoryStore(Store):
                     continue
                 if owner in gone or owner not in self._processes:
                     info = self._processes[owner].info if owner in self._processes else stranger(owner)
+                    nonce_before = None if job.token is None else job.token.nonce
                     job.epoch += 1
                     job.token = Token(adopter, nonce, job.new.id, job.epoch)
                     job.state = JobState.RUNNING
                     job.claimed_at = self.clock.now() if job.claimed_at is None else job.claimed_at
                     ran = None if job.started_at is None else self.clock.now() - job.started_at
-                    orphans.append(Orphan(self._as_claim(job, job.token), info, ran))
+                    orphans.append(Orphan(self._as_claim(job, job.token), info, ran, nonce_before))
             holders = {job.token.process for job in self._jobs.values() if job.token is not None}
             for id in gone - holders:
                 self._processes.pop(id, None)
@@ -953,6 +957,7 @@ class MemoryStore(Store):
             case Act.RETRY | Act.RESTART | Act.RELOAD if job.state in (JobState.FAILED, JobState.CANCELLED):
                 self._keep_last_failure(job)
                 job.attempts = job.losses = job.strays = 0
+                job.suspect = False
                 job.become_due(now)
                 job.outcome = job.finished_at = job.started_at = job.expires_at = None
                 job.prune_at = job.result_until = None

@@ -33,7 +33,7 @@ from packhorse.stores.sql_exchange import (
 KNOWN, CONCERNED = "PH001", "PH002"  # why the server refuses
 REFUSALS = frozenset({KNOWN, CONCERNED})
 MOST_ENTRIES, MOST_NUMBERS = 8, 100_000
-ID, NUMBER = 2, 13  # columns of what is claimed
+ID, NUMBER = 2, 14  # columns of what is claimed
 # The nonce is kept with the process, so that whoever never heard the answer can ask for it.
 RENEW = f"""
     update process set

@@ -78,8 +78,9 @@ SUCCEED = f"""
     where {TOKEN} returning ended.place
 """
 _ENDED = held(
-    "bigint bytea bigint bytea bigint bigint bigint bigint bigint bigint bigint bytea bigint bigint",
-    "place, process, nonce, id, epoch, state, spent, lost, order_key, run_at, duration, owner, strayed, prune_at",
+    "bigint bytea bigint bytea bigint bigint bigint bigint bigint bigint bigint bytea bigint bigint bigint",
+    "place, process, nonce, id, epoch, state, spent, lost, order_key, run_at, duration, owner, strayed, prune_at, "
+    "suspect",
 )
 FINISH = f"""
     update job set {ENDING} from ({_ENDED}) as ended where {TOKEN} returning ended.place
@@ -133,7 +134,7 @@ LOOK = f"""
 """
 CLAIMED_ROW = """
     job.process, job.nonce, job.id, job.epoch, task, body, job.queue, coalesce(-job.priority, job.rank), job.attempts,
-    job.losses, created_at, job.expires_at, job.strays
+    job.losses, created_at, job.expires_at, job.strays, job.suspect
 """
 # The row that was locked is found again by its place. One that moved before it was locked stays for the next claim.
 TAKE = f"""
@@ -146,7 +147,8 @@ TAKE = f"""
             state = 4, epoch = epoch + 1, process = ?, nonce = ?, claimed_at = ?,
             started_at = case when place <= ? then cast(? as bigint) end
         from numbered where job.ctid = numbered.row
-        returning process, nonce, id, epoch, queue, priority, rank, attempts, losses, expires_at, strays, n, place
+        returning process, nonce, id, epoch, queue, priority, rank, attempts, losses, expires_at, strays, suspect, n,
+                  place
     )
     select {CLAIMED_ROW}{{number}}
     from taken as job left join payload on payload.id = any(array[job.id]) order by place

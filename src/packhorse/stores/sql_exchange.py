@@ -51,6 +51,7 @@ ENDING = f"""
         finished_at = case when ended.state > 4 then ? end,
         process     = coalesce(ended.owner, job.process),
         strays      = strays + ended.strayed,
+        suspect     = case when ended.suspect = 1 then 1 when ended.spent = 1 then 0 else job.suspect end,
         prune_at    = ended.prune_at,
         asked       = null,
         asked_kind  = null,
@@ -83,7 +84,7 @@ IN_USE = """
 """
 CLAIM_COLUMNS = """
     job.process, job.nonce, job.id, job.epoch, task, body, queue, coalesce(-priority, rank), attempts, losses,
-    created_at, expires_at, strays
+    created_at, expires_at, strays, suspect
     from job {index} left join payload on payload.id = job.id
 """
 
@@ -247,7 +248,7 @@ def finish_row(outcome: Outcome, now: int) -> tuple[Any, ...]:
         duration = outcome.duration
         prune_at = None if outcome.keep is None else now + outcome.keep
     ended = (*outcome.token, state, outcome.spent, outcome.lost, order_key, run_at, duration)
-    return (*ended, outcome.owner, outcome.strayed, prune_at)
+    return (*ended, outcome.owner, outcome.strayed, prune_at, outcome.suspect)
 
 
 def has_ending(outcome: Outcome) -> bool:
@@ -282,12 +283,13 @@ _NUMBERS = frozenset({int})
 
 def as_claim(row: Sequence[Any]) -> Claim:
     """A row that makes no sense becomes a claim without a payload, which fails as undecodable."""
-    process, nonce, id, epoch, task, body, queue, rank, attempts, losses, created_at, expires_at, strays = row
+    process, nonce, id, epoch, task, body, queue, rank, attempts, losses, created_at, expires_at, strays, suspect = row
     token = Token(process, nonce, id, epoch)
-    numbers = (rank, attempts, losses, created_at, strays, epoch)
+    numbers = (rank, attempts, losses, created_at, strays, suspect, epoch)
     sensible = type(task) is str and type(body) is bytes and type(queue) is str
     if sensible and _NUMBERS.issuperset(map(type, numbers)) and (expires_at is None or type(expires_at) is int):
-        return Claim(token, task, body, queue, -rank, attempts, losses, created_at, expires_at, strays)
+        known = (token, task, body, queue, -rank, attempts, losses, created_at, expires_at, strays)
+        return Claim(*known, None, suspect != 0)
     log.error("the row of job %s makes no sense: somebody else changed it, and it is not performed", _shown(id))
     return Claim(token, task if type(task) is str else "unknown", b"", str(queue), 0, 0, 0, 0, None)
 

@@ -153,7 +153,7 @@ def _retry(c: Session, ids: list[bytes], now: int) -> None:
     c.executemany("delete from ending where id = ?", one)
     sql_gates.close(c, ids)
     c.executemany(
-        f"update job set {DUE}, attempts = 0, losses = 0, strays = 0, "
+        f"update job set {DUE}, attempts = 0, losses = 0, strays = 0, suspect = 0, "
         f"order_key = ? - {LED}, epoch = epoch + 1, "
         f"started_at = null, finished_at = null, prune_at = null, expires_at = null where {BY_ID}",
         [(now, id) for id in ids],

@@ -283,7 +283,8 @@ class SQLStore(Store):
             now = self.clock.now()
             orphans = [orphan for id in gone for orphan in _orphans(c, id, now, "state = 4 and process = ?", id)]
             for queue, id in _left_queues(c, alive).items():
-                orphans += _orphans(c, id, now, "state = 3 and queue = ?", queue)
+                left = _orphans(c, id, now, "state = 3 and queue = ?", queue)
+                orphans += [orphan._replace(nonce=None) for orphan in left]
             orphans = sorted(orphans, key=lambda orphan: sql_exchange.comparable([orphan.claim.token.id]))[:limit]
             c.executemany(ADOPT, [(adopter, nonce, now, orphan.claim.token.id) for orphan in orphans])
             for (id,) in c.execute("select id from process").fetchall():
@@ -640,7 +641,7 @@ def _orphans(c: Session, owner: bytes, now: int, which: str, value: object) -> l
     )
     claims = [sql_exchange.as_claim(claim) for claim in rows]
     began = dict(c.execute(f"select id, started_at from job where {which}", (value,)).fetchall())
-    return [Orphan(claim, info, _ago(began[claim.token.id], now)) for claim in claims]
+    return [Orphan(claim, info, _ago(began[claim.token.id], now), claim.token.nonce) for claim in claims]
 
 
 def _ago(moment: int | None, now: int) -> int | None:

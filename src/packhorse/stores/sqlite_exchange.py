@@ -39,7 +39,7 @@ AGED = """
                    order_key = order_key + case when state > 1 then rank * ? else 0 end
     where n = ?
 """
-# Most jobs end well, and their statement carries five values a row where the other needs thirteen.
+# Most jobs end well, and their statement carries five values a row where the other needs fourteen.
 # Both texts must begin with their verb: for `with … update` Python's sqlite3 counts no rows.
 SUCCEED = f"""
     update job indexed by job_held set
@@ -55,7 +55,7 @@ FINISH = f"""
 {ENDING}    from (
         select column1 as process, column2 as nonce, column3 as id, column4 as epoch, column5 as state,
                column6 as spent, column7 as lost, column8 as order_key, column9 as run_at, column10 as duration,
-               column11 as owner, column12 as strayed, column13 as prune_at
+               column11 as owner, column12 as strayed, column13 as prune_at, column14 as suspect
         from ({{rows}})
     ) as ended
     where job.id = ended.id and job.state = 4

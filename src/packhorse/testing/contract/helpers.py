@@ -219,6 +219,11 @@ def released(claim: Claim | Token) -> Outcome:
     return Outcome(_token(claim), JobState.READY, spent=False)
 
 
+def perhaps_lost(claim: Claim | Token) -> Outcome:
+    """It may have begun on a worker that was lost."""
+    return released(claim)._replace(suspect=True)
+
+
 def cancelled(claim: Claim | Token, reason: str | None = "enough") -> Outcome:
     return Outcome(_token(claim), JobState.CANCELLED, duration=SECOND, reason=reason)
 

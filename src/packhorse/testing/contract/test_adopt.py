@@ -54,7 +54,7 @@ def test_jobs_of_a_dead_process(store: Store, worker: Worker, clock: ManualClock
     clock.advance(30)
     heir = Worker(store, "heir")
     [orphan] = store.adopt(heir.id, 99, 10)
-    assert orphan.owner == worker.info
+    assert (orphan.owner, orphan.nonce) == (worker.info, claim.token.nonce)
     token = claim.token._replace(process=heir.id, nonce=99, epoch=claim.token.epoch + 1)
     assert orphan.claim == claim._replace(token=token)
     assert store.held(heir.id) == [token]
@@ -106,6 +106,21 @@ def test_a_dead_process_without_jobs_is_forgotten(store: Store, worker: Worker, 
     heir = Worker(store, "heir")
     assert adopt(heir) == []
     assert [name_of(view.id) for view in store.processes()] == ["heir"]
+
+
+def test_an_adopter_is_told_again_of_what_it_holds(store: Store, worker: Worker, other: Worker):
+    """Where it never heard the answer that gave it jobs; it lives on, and its former claims are old."""
+    insert(store, "a", "b", "c")
+    worker.claim(2)
+    other.claim_one()
+    [first, _] = adopt(other, dead=(worker,))
+    again = adopt(other, dead=(other,))
+    assert names(orphan.claim for orphan in again) == ["a", "b", "c"]
+    assert {orphan.owner.id for orphan in again} == {other.id}
+    assert again[0].nonce == first.claim.token.nonce
+    assert other.finish(succeeded(first.claim)) == [first.claim.token]
+    assert other.finish(*(succeeded(orphan.claim) for orphan in again)) == []
+    assert other.alive
 
 
 def test_named_dead(store: Store, worker: Worker, other: Worker):

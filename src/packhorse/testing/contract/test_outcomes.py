@@ -27,6 +27,7 @@ from packhorse.testing.contract.helpers import (
     name_of,
     names,
     now,
+    perhaps_lost,
     released,
     retried,
     snoozed,
@@ -293,6 +294,32 @@ def test_other_endings_leave_the_strays_alone(store: Store, worker: Worker):
     heir = Worker(store, "heir")
     [orphan] = store.adopt(heir.id, 99, 1, dead=[worker.id])
     assert orphan.claim.strays == 1
+
+
+def test_a_suspect_is_one_until_an_attempt_is_spent(store: Store, worker: Worker):
+    """It spends nothing, counts no loss and leaves no row. Releases, losses and adoption leave it as it is."""
+    insert(store, "a")
+    worker.finish(perhaps_lost(worker.claim_one()))
+    found = look(store, "a")
+    assert (found.state, found.attempts, found.losses, found.failures) == (JobState.READY, 0, 0, ())
+    for ending in (released, lost, lambda claim: snoozed(claim, 0)):
+        claim = worker.claim_one()
+        assert claim.suspect is True
+        worker.finish(ending(claim))
+    worker.claim_one()
+    heir = Worker(store, "heir")
+    [orphan] = store.adopt(heir.id, 99, 1, dead=[worker.id])
+    assert orphan.claim.suspect is True
+    heir.finish(retried(orphan.claim))
+    assert heir.claim_one().suspect is False
+
+
+def test_an_operators_retry_clears_a_suspect(store: Store, worker: Worker):
+    insert(store, "a")
+    worker.finish(perhaps_lost(worker.claim_one()))
+    worker.finish(cancelled(worker.claim_one())._replace(spent=False))
+    move(store, Act.RETRY, "a")
+    assert worker.claim_one().suspect is False
 
 
 def test_an_operators_retry_forgets_the_strays(store: Store, worker: Worker):

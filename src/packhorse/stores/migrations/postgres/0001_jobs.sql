@@ -15,6 +15,7 @@ create table job (
     attempts    integer not null default 0,
     losses      integer not null default 0,
     strays      integer not null default 0,     -- how often it came to a worker that does not know its task
+    suspect     smallint not null default 0,    -- 1: it may have begun on a worker that was lost
     run_at      bigint,
     expires_at  bigint,
     share       text collate "C",

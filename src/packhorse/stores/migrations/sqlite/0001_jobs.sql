@@ -17,6 +17,7 @@ create table job (
     attempts    integer not null default 0,
     losses      integer not null default 0,
     strays      integer not null default 0,     -- how often it came to a worker that does not know its task
+    suspect     integer not null default 0,     -- 1: it may have begun on a worker that was lost
     run_at      integer,
     expires_at  integer,
     share       text,
@@ -43,6 +44,7 @@ create table job (
     check (attempts < ''),
     check (losses < ''),
     check (strays < ''),
+    check (suspect < ''),
     check (run_at < ''),
     check (expires_at < ''),
     check (nonce < ''),

@@ -117,6 +117,8 @@ class Model(Schedules, Signals):
         facts["attempts"] += 1 if outcome.spent else 0
         facts["losses"] += 1 if outcome.lost else 0
         facts["strays"] += 1 if outcome.strayed else 0
+        if outcome.suspect or outcome.spent:
+            facts["suspect"] = outcome.suspect
         began = None if outcome.duration is None else now - outcome.duration
         if outcome.state in FINISHED:
             self.finished[token.id] = {
@@ -181,7 +183,8 @@ class Model(Schedules, Signals):
         facts = self.facts[token.id]
         new = facts["new"]
         counters = facts["attempts"], facts["losses"], facts["created_at"], facts["expires_at"]
-        return Claim(token, new.task, new.payload, facts["queue"], facts["priority"], *counters, facts["strays"])
+        known = Claim(token, new.task, new.payload, facts["queue"], facts["priority"], *counters)
+        return known._replace(strays=facts["strays"], suspect=facts["suspect"])
 
     def beat(self, processes: Collection[bytes]) -> list[bytes]:
         dead = [process for process in processes if not self._lives(process)]
@@ -263,12 +266,14 @@ class Model(Schedules, Signals):
 
         orphans = []
         for id in sorted(id for id, held in self.running.items() if gone(held["token"].process))[:limit]:
-            owner = self.enrolled[self.running[id]["token"].process]["info"]
+            before = self.running[id]["token"]
+            owner = self.enrolled[before.process]["info"]
             self.facts[id]["epoch"] += 1
             token = Token(adopter, nonce, id, self.facts[id]["epoch"])
             self.running[id]["token"] = token
             began = self.running[id]["started_at"]
-            orphans.append(Orphan(self._claim(token), owner, None if began is None else self.clock.now() - began))
+            ran = None if began is None else self.clock.now() - began
+            orphans.append(Orphan(self._claim(token), owner, ran, before.nonce))
         for process in [process for process in self.enrolled if gone(process) and not self.held(process)]:
             del self.enrolled[process]
         return orphans
@@ -377,7 +382,7 @@ class Model(Schedules, Signals):
                 number = facts["attempts"] if ending["spent"] else facts["attempts"] + 1
                 times = ending["started_at"], ending["finished_at"]
                 facts["rows"].append((number, ending["process"], *times, ending["failure"], ending["spent"]))
-            facts.update(attempts=0, losses=0, strays=0, expires_at=None)
+            facts.update(attempts=0, losses=0, strays=0, suspect=False, expires_at=None)
             self._become_due(id, now)
 
     def reseal(self, id: bytes, payload: bytes, actor: str, reason: str) -> bool:

@@ -49,6 +49,7 @@ class Coming(Admission):
             "attempts": 0,
             "losses": 0,
             "strays": 0,
+            "suspect": False,
             "rows": [],
             "entries": {},
             "parents": {parent.id: (parent.need, NOT_YET) for parent in new.after},
