@@ -302,6 +302,8 @@ def steps() -> None:
         match line.split():
             case ["enqueue", key]:
                 try_it(key)
+            case ["leave"]:
+                break
             case ["watch"]:
                 watches.append(app.store.watch(EVERYTHING))
                 say("watching")

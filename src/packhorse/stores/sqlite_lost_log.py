@@ -27,6 +27,8 @@ def give_up_log(guard: FileGuard, sqlite: sqlite3.Connection) -> None:
     if guard.lost:
         return
     guard.lost = f"The log {guard.path}-wal was deleted or replaced while in use. Nothing was written. Try again."
+    # Connections that cannot be closed keep the index of the old log, and new ones of this process would share it.
+    guard.beyond_recovery = not (guard.locked or hasattr(sqlite, "setconfig"))
     try:
         guard.lost = _rescued(guard, sqlite) or _set_aside(guard)
     except OSError as error:
@@ -41,9 +43,10 @@ def give_up_log(guard: FileGuard, sqlite: sqlite3.Connection) -> None:
 def _rescued(guard: FileGuard, sqlite: sqlite3.Connection) -> str | None:
     if not (_nobody_has_written_since(guard) and _written_down(sqlite)) and _pages_missing(guard):
         return None
+    remedy = "Restart this process" if guard.beyond_recovery else "Try again"
     return (
         f"The log {guard.path}-wal was deleted or replaced while in use. All that was in it is in the database; what "
-        "was to be written now was not. Try again, and leave the files beside a database alone."
+        f"was to be written now was not. {remedy}, and leave the files beside a database alone."
     )
 
 
@@ -97,7 +100,7 @@ def _set_aside(guard: FileGuard) -> str:
     return (
         f"The log {guard.path}-wal was deleted or replaced while in use, and others have written since. Jobs that were "
         f"in it only are in {aside}. Nothing was written now. Restart every process that uses the database; see "
-        "\"When the log is gone\" in the guide's page on deploying."
+        '"When the log is gone" in the guide\'s page on deploying.'
     )
 
 
