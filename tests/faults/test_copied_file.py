@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 
 import pytest
 
