@@ -156,7 +156,7 @@ def test_a_struck_writer_does_not_keep_the_lock(store: SQLiteStore, monkeypatch:
     connection, other = pool.take(), pool.take()
 
     def struck(connection: Connection) -> bool:
-        got = try_lock(connection)
+        try_lock(connection)
         raise Struck
 
     try_lock = Connection._try_lock

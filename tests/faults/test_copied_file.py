@@ -20,9 +20,9 @@ import pytest
 from packhorse import Embedded, EnqueueError
 from packhorse.errors import StoreUnsafe
 from packhorse.ids import from_text
-from packhorse.stores import sqlite_file_locks
+from packhorse.stores import sqlite_backup, sqlite_file_locks
 from packhorse.stores.sqlite import SQLiteStore
-from tests.faults.apps import drop_isolated
+from tests.faults.apps import drop_isolated, make_app
 from tests.faults.harness import Place
 from tests.waiting import wait_until
 
@@ -128,6 +128,38 @@ def test_another_connection_of_the_program_keeps_its_locks_when_ours_is_closed(p
     assert not place.wal.exists()
     enqueue(place, "after")
     assert left(place) == {"before", "after"}
+
+
+# The right way to copy it.
+
+
+@pytest.mark.slow
+def test_a_backup_beside_workers_and_writers_holds_all_that_was_acknowledged_before(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    """While jobs come and are performed in other processes, and the copy is made in small steps."""
+    monkeypatch.setattr(sqlite_backup, "PAGES_AT_ONCE", 10)
+    workers = place.workers("--concurrency", "2")
+    place.enqueue_many("note", *((f"first-{n}", "x" * 2_000) for n in range(300)))
+    writers = [place.client("write_one_by_one", f"writer-{n}", "60") for n in range(2)]
+    copies = []
+    for number in range(3):
+        acknowledged = place.enqueue("note", f"known-{number}")
+        before = set(place.rows()) | {from_text(acknowledged)}
+        copies.append((place.folder / f"copy-{number}.db", before))
+        place.app.control.backup(copies[-1][0])
+    enqueued = [line.split()[1] for writer in writers for line in writer.succeeded() if line.startswith("enqueued")]
+    place.wait_all_finished()
+    assert workers.stop() == 0
+    place.app.close()
+    assert {from_text(id) for id in enqueued} < set(place.rows())
+    for copy, before in copies:
+        with closing(sqlite3.connect(copy)) as connection:
+            assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
+            assert before <= {id for (id,) in connection.execute("select id from job")}
+        restored = make_app(f"sqlite:///{copy}", place.ledger.path)
+        assert restored.tasks["note"].enqueue("new").look().state == "ready"
+        restored.close()
 
 
 # A clean end.
