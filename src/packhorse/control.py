@@ -5,10 +5,11 @@ from __future__ import annotations
 import getpass
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packhorse.clock import length, to_microseconds
@@ -239,6 +240,19 @@ class Control:
         """Bring the store's schema up to date; names of the steps taken."""
         return self._app.store.migrate()
 
+    def backup(
+        self,
+        target: str | Path,
+        *,
+        replace: bool = False,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[Path]:
+        """Copy a SQLite store to a file while others use it, with its key beside it; the files that were made.
+
+        `progress` is called with the pages that are done and how many there are.
+        """
+        return self._app.store.backup(Path(target), replace=replace, progress=progress)
+
     # The same for coroutines.
 
     acancel = hopping(cancel)
@@ -257,6 +271,7 @@ class Control:
     aset_limit = hopping(set_limit)
     aset_weight = hopping(set_weight)
     amigrate = hopping(migrate)
+    abackup = hopping(backup)
 
     def abatches(
         self, selection: Selection, change: Change, *, reason: str = "", actor: str | None = None

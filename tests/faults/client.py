@@ -177,6 +177,23 @@ def write_one_by_one(name: str, count: str) -> None:
 
 
 @script
+def write_in_threads(name: str, threads: str, count: str) -> None:
+    """A crowd that enqueues at once, each one so many jobs; a refusal is said."""
+    together = threading.Barrier(int(threads))
+
+    def write(number: int) -> None:
+        together.wait()
+        for n in range(int(count)):
+            try_it(f"{name}-{number}-{n}")
+
+    crowd = [threading.Thread(target=write, args=[number]) for number in range(int(threads))]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join()
+
+
+@script
 def write_in_bulk(name: str, count: str) -> None:
     for n in range(int(count)):
         began = time.monotonic()
@@ -302,6 +319,8 @@ def steps() -> None:
         match line.split():
             case ["enqueue", key]:
                 try_it(key)
+            case ["leave"]:
+                break
             case ["watch"]:
                 watches.append(app.store.watch(EVERYTHING))
                 say("watching")

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import statistics
 import tempfile
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -73,6 +74,17 @@ def test_an_outsider_that_locks_for_longer_than_a_lease_stops_nobody_for_good(pl
     place.wait_all_finished()
     assert workers.stop() == 0
     place.check([held, *quick, second, due])
+
+
+@pytest.mark.parametrize(("threads", "count"), [(50, 4), pytest.param(50, 20, marks=pytest.mark.thorough)])
+def test_no_writer_of_a_crowd_is_refused(place: Place, threads: int, count: int):
+    """Each waits for as long as its process gets its turn: behind many others, that is longer than the deadline."""
+    place.constants[DEADLINE] = 2.0
+    place.enqueue("note", "first")
+    crowds = [place.client("write_in_threads", f"crowd-{n}", str(threads), str(count)) for n in range(4)]
+    said = [line.split()[0] for crowd in crowds for line in crowd.succeeded()]
+    assert Counter(said) == {"enqueued": 4 * threads * count, "survived": 4}
+    assert len(place.rows()) == 4 * threads * count + 1
 
 
 def live_roles(place: Place) -> set[str]:

@@ -4,11 +4,12 @@ import asyncio
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from packhorse import Act, Change, Embedded, JobHandle, JobNotFound, JobState, Packhorse, Selection
+from packhorse import Act, Change, ConfigError, Embedded, JobHandle, JobNotFound, JobState, Packhorse, Selection
 from packhorse.clock import SECOND
 from packhorse.control import Control
 from packhorse.inspection import Inspection
@@ -231,7 +232,7 @@ def test_acting(shop: Packhorse):
             return await act()
 
         found[name] = elsewhere(shop, ask)
-    assert found.keys() == {name for cls, name in SYNC if cls is Control}
+    assert found.keys() == {name for cls, name in SYNC if cls is Control} - {"backup"}
     assert [found[name] for name in ("run_now", "change", "cancel", "retry", "act", "discard")] == [1, 1, 1, 1, 2, 1]
     assert [found[name] for name in ("stop", "restart", "reload")] == [1, 1, True]
     assert [moved.jobs for moved in found["batches"]] == [2]
@@ -241,3 +242,13 @@ def test_acting(shop: Packhorse):
     assert {it.reason for it in done} == {"now"}
     assert shop.inspection.limit("printer/").to == 3
     assert shop.inspection.weights() == {"ann": 3}
+
+
+def test_backing_up(shop: Packhorse, tmp_path: Path):
+    """Only a file can be copied."""
+    if shop.store.url.startswith("sqlite:"):
+        made = elsewhere(shop, lambda: shop.control.abackup(tmp_path / "copy.db"))
+        assert [path.name for path in made] == ["copy.db", "copy.db-key"]
+    else:
+        with pytest.raises(ConfigError, match=r"pg_dump|nothing to back up"):
+            elsewhere(shop, lambda: shop.control.abackup(tmp_path / "copy.db"))

@@ -8,6 +8,7 @@ from io import TextIOWrapper
 import click
 
 from packhorse import __version__
+from packhorse.cli.backup import backup
 from packhorse.cli.checking import check
 from packhorse.cli.completing import completion
 from packhorse.cli.dead import dead
@@ -73,6 +74,7 @@ for command in (
     doctor,
     health,
     migrate,
+    backup,
     completion,
     failpoints,
 ):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from packhorse.errors import ConfigError
@@ -742,6 +743,13 @@ class Store(ABC):
     def examine(self) -> list[Finding]:
         """What only this kind of store knows of its health; looks, and changes nothing."""
         return []
+
+    def backup(self, target: Path, *, replace: bool, progress: Callable[[int, int], None]) -> list[Path]:
+        """Copy everything to a file while others use the store; the files that were made.
+
+        ConfigError where there is another way to do it, or none. `progress` is told what is done, and of how much.
+        """
+        raise ConfigError("This store keeps no file that could be copied. Back it up by its own means.")
 
     @abstractmethod
     def migrate(self) -> list[str]:

@@ -9,9 +9,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
+from pathlib import Path
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
-from packhorse.errors import StoreDataError
+from packhorse.errors import ConfigError, StoreDataError
 from packhorse.ids import to_text
 from packhorse.job import Claim, JobState, Need, NewJob, StoredAttempt, StoredJob, Token, with_callbacks
 from packhorse.limits import CATCH_UP, MERGES_CAP, TURN, Bucket, Conflict, Hold, Pace, UniqueConflict
@@ -1208,6 +1209,9 @@ class MemoryStore(Store):
 
     def own_key(self, *, make: bool = True) -> bytes:
         return self._key
+
+    def backup(self, target: Path, *, replace: bool, progress: Callable[[int, int], None]) -> list[Path]:
+        raise ConfigError("Jobs in memory end with their process: there is nothing to back up. Use a SQLite store.")
 
     def migrate(self) -> list[str]:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from threading import Event
 from threading import Lock as ThreadLock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from packhorse.clock import Clock, SystemClock
-from packhorse.errors import SchemaError, StoreUnavailable
+from packhorse.errors import ConfigError, SchemaError, StoreUnavailable
 from packhorse.failpoints import failpoint
 from packhorse.job import NewJob, Token
 from packhorse.outcome import Outcome
@@ -281,6 +282,11 @@ class PostgresStore(SQLStore):
         clock = SystemClock() if isinstance(self.clock, ServerClock | SiteClock) else self.clock
         with self._cursor() as c:
             return examine(c, self.schema, clock.now(), pooled=self._connections.seen_pooled)
+
+    def backup(self, target: Path, *, replace: bool, progress: Callable[[int, int], None]) -> list[Path]:
+        raise ConfigError(
+            "The jobs are in a PostgreSQL database, which is backed up with pg_dump, or with the rest of the server."
+        )
 
     def migrate(self) -> list[str]:
         known = steps("postgres")

@@ -18,7 +18,7 @@ from packhorse.failpoints import failpoint
 from packhorse.job import NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
-from packhorse.stores import sql_exchange, sqlite_exchange, sqlite_lent
+from packhorse.stores import sql_exchange, sqlite_backup, sqlite_exchange, sqlite_lent
 from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, Lent, ProcessInfo, Retention, Watch
 from packhorse.stores.lending import is_async
 from packhorse.stores.migrate import LEDGER_COLUMNS, in_parts, steps
@@ -223,6 +223,10 @@ class SQLiteStore(SQLStore):
 
     def examine(self) -> list[Finding]:
         return examine(self.path)
+
+    def backup(self, target: Path, *, replace: bool, progress: Callable[[int, int], None]) -> list[Path]:
+        self._ensure_schema()
+        return sqlite_backup.backup(self._connections, target, replace=replace, progress=progress)
 
     def migrate(self) -> list[str]:
         known = steps("sqlite")

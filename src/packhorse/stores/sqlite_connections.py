@@ -12,14 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import methodcaller
 from pathlib import Path
+from typing import NoReturn
 from weakref import WeakSet
 
 from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
+from packhorse.stores import sqlite_file_locks
 from packhorse.stores.sqlite_batches import PrefixedSession, Session
+from packhorse.stores.sqlite_file_locks import FileGuard
+from packhorse.stores.sqlite_lost_log import close_without_checkpoint, give_up_log
 from packhorse.stores.sqlite_place import prepare_place
+from packhorse.stores.sqlite_queue import POLL_EVERY, forget_waiters, queue_of
 
 DEADLINE = 5.0
 CHECKPOINT_PAGES = 1_000
+PATIENT_PAUSE = 0.002
 SPARE = 30.0  # seconds after which a connection that nobody wanted is closed
 FOR_OTHERS = 16  # a process may have so many descriptors for each connection it makes ahead, of which that takes three
 
@@ -46,11 +52,17 @@ def _before_fork() -> None:
     for connection in list(_open):
         if connection.claim(max(deadline - time.monotonic(), 0)):
             connection.close()
+    sqlite_file_locks.before_fork()
 
 
 def _after_fork() -> None:
     _gate.release()
     first_use.release()
+
+
+def _after_fork_in_parent() -> None:
+    sqlite_file_locks.after_fork()
+    _after_fork()
 
 
 def _after_fork_in_child() -> None:
@@ -61,10 +73,12 @@ def _after_fork_in_child() -> None:
             connection.closed = True
             os.close(connection.lock)
     _open.clear()
+    forget_waiters()
+    sqlite_file_locks.after_fork_in_child()
     _after_fork()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 # Whoever can write to the file can write anything. In C, because every text of every row passes through it.
@@ -94,11 +108,14 @@ class Connection:
         self._user = 0
         self.closed = False
         self.idle_since = 0.0
+        self.guard: FileGuard | None = None  # none where the file system allows no log
         self.claim()
         with _gate:
             self.lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._queue = queue_of(self.lock)
             _open.add(self)
         try:
+            _check_log_of_others(path)
             self.acquire()
             # It may have been moved since it was looked at. SQLite would make an empty one in its place, and with the
             # first statement wipe out the log of the other, so it must not make any, and this must be the right one.
@@ -115,7 +132,8 @@ class Connection:
             if isinstance(self.sqlite, PrefixedSession):
                 self.sqlite.prefix = prefix
             self.sqlite.text_factory = as_text
-            self._keep_a_log()
+            if self._keep_a_log():
+                self.guard = sqlite_file_locks.join(path, inode, self)
             self.sqlite.execute(f"pragma synchronous = {synchronous}")
             self.sqlite.execute("pragma mmap_size = 0")
             self.sqlite.execute("pragma cache_size = -512")
@@ -126,13 +144,14 @@ class Connection:
             self._let_go()
             raise
 
-    def _keep_a_log(self) -> None:
+    def _keep_a_log(self) -> bool:
         """Ask for WAL, as often as needed: in a file without it, SQLite does not wait for whoever writes there."""
         deadline = time.monotonic() + DEADLINE
         while True:
             try:
-                self.sqlite.execute("pragma journal_mode = wal")
-                return
+                [mode] = self.sqlite.execute("pragma journal_mode = wal").fetchone()
+                self.sqlite.execute("pragma schema_version").fetchone()  # which opens the log, or makes it
+                return bool(mode == "wal")
             except sqlite3.OperationalError as error:
                 if not is_locked(error) or time.monotonic() > deadline:
                     raise
@@ -160,52 +179,112 @@ class Connection:
         others go first for some milliseconds: meanwhile their batch grows.
         """
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._queue_up(patient)
+            if not self._queue.waiting and self._try_lock():
+                return
+            if patient and self._let_others_go_first():
+                return
+            if self._queue.wait(self._try_lock, DEADLINE):
+                return
+            raise StoreUnavailable(
+                f"Another process has been writing to the database for {DEADLINE:g} s. Try again; if it lasts, "
+                "look for a stopped process that holds it."
+            )
+        except BaseException:
+            self.release()  # an exception may be raised into a thread that has got it a moment ago
+            raise
 
-    def _queue_up(self, patient: bool) -> None:
-        deadline = time.monotonic() + DEADLINE
-        pause = 0.002 if patient else 0.000_1
-        while time.monotonic() < deadline:
-            time.sleep(pause)
-            pause = max(pause * 0.8, 0.000_1)
-            try:
-                return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-        raise StoreUnavailable(
-            f"Another process has been writing to the database for {DEADLINE:g} s. Try again; if it lasts, "
-            "look for a stopped process that holds it."
-        )
-
-    def release(self) -> None:
-        fcntl.flock(self.lock, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        # The last connection to close checkpoints, hence the lock.
-        with suppress(StoreUnavailable):
-            self.acquire()
-        self._let_go()
-
-    def close_at_once(self) -> bool:
-        """False where that would mean to wait for somebody who writes."""
+    def _try_lock(self) -> bool:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        return True
+
+    def _let_others_go_first(self) -> bool:
+        """True when it was free in one of the pauses."""
+        pause = PATIENT_PAUSE
+        while pause > POLL_EVERY:
+            time.sleep(pause)
+            pause *= 0.8
+            if not self._queue.waiting and self._try_lock():
+                return True
+        return False
+
+    def release(self) -> None:
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+    def begin(self) -> None:
+        """Begin a transaction that writes, under the writers' lock."""
+        self.check_log()
+        self.sqlite.execute("begin immediate")
+
+    def check_log(self) -> None:
+        """The log must be the one that this process writes to: in another, nobody would find what is written."""
+        guard = self.guard
+        if guard is not None and (guard.lost or not guard.keeps_log()):
+            self._refuse_log(guard)
+
+    def _refuse_log(self, guard: FileGuard) -> NoReturn:
+        """Save what is in it, close all connections to it, and say so."""
+        self.close()
+        for other in list(_open):
+            if other.guard is guard and other.claim():
+                other.close()
+        raise StoreUnsafe(guard.lost)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        # The last connection to close checkpoints, hence the lock. Where it is held already, nobody must be waited for.
+        alone = self._try_lock()
+        if not alone:
+            with suppress(StoreUnavailable):
+                self.acquire()
+                alone = True
+        self._let_go(alone)
+
+    def close_at_once(self) -> bool:
+        """False where that would mean to wait for somebody who writes."""
+        if not self._try_lock():
+            return False
         self._let_go()
         return True
 
-    def _let_go(self) -> None:
+    def _let_go(self, alone: bool = True) -> None:
         if hasattr(self, "sqlite"):
-            self.sqlite.close()
+            self._close_sqlite(alone)
         self.release()
         self.closed = True
         os.close(self.lock)
         self.unclaim()
+
+    def _close_sqlite(self, alone: bool) -> None:
+        if (guard := self.guard) is None:
+            self.sqlite.close()
+            return
+        if not guard.keeps_log():
+            give_up_log(guard, self.sqlite)
+        guard.leave(self)
+        if guard.lost:
+            close_without_checkpoint(self.sqlite, guard)
+        else:
+            self.sqlite.close()
+        if alone:
+            guard.settle()
+
+
+def _check_log_of_others(path: Path) -> None:
+    """Connections of one process must not use two logs: SQLite shares the index of the log among them."""
+    guard = sqlite_file_locks.guard_of(path)
+    if guard is None or not (guard.lost or (guard.users and not guard.keeps_log())):
+        return
+    for other in [each for each in list(_open) if each.guard is guard and each.claim()]:
+        try:
+            other.check_log()
+        finally:
+            if not other.closed:
+                other.unclaim()
+    raise StoreUnsafe(guard.lost or f"The log {path}-wal was deleted or replaced while in use. Nothing was written.")
 
 
 class Transaction:
@@ -224,7 +303,7 @@ class Transaction:
             self._connections.give_back(connection)  # closing it would mean to queue up once more
             raise
         try:
-            connection.sqlite.execute("begin immediate")
+            connection.begin()
         except BaseException as error:
             self._fail(error)
             raise
@@ -348,7 +427,10 @@ class Connections:
             self._check_place()
             with _gate:
                 connection = self._take_idle()
-            return connection or Connection(self.path, self._synchronous, self._inode, self.prefix)
+            if connection is None:
+                return Connection(self.path, self._synchronous, self._inode, self.prefix)
+            connection.check_log()
+            return connection
         except (sqlite3.Error, OSError) as error:
             raise_translated(error)
             raise

@@ -5,8 +5,9 @@ For tests whose transaction is never committed: nobody else sees what is in it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -44,3 +45,6 @@ class SQLiteGuest(SQLiteStore):
 
     def prune(self, retention: Retention, limit: int) -> int:
         return SQLStore.prune(self, retention, limit)
+
+    def backup(self, target: Path, *, replace: bool, progress: Callable[[int, int], None]) -> list[Path]:
+        return SQLStore.backup(self, target, replace=replace, progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import sqlite3
@@ -22,7 +23,14 @@ FIXED_IN: dict[tuple[int, ...], int] = {(3, 44): 6, (3, 50): 7}
 
 
 def examine(path: Path) -> list[Finding]:
-    return [_version(sqlite3.sqlite_version_info), *_modes(path), *_key(path), _space(path), _journal(path)]
+    return [
+        _version(sqlite3.sqlite_version_info),
+        *_modes(path),
+        *_key(path),
+        _space(path),
+        _journal(path),
+        *_lost(path),
+    ]
 
 
 def resets_wal_safely(version: tuple[int, ...]) -> bool:
@@ -85,6 +93,15 @@ def _journal(path: Path) -> Finding:
         return Finding(Level.OK, "journal", text)
     remedy = "Some program reads the database without an end: find it, and let it end its transaction."
     return Finding(Level.WARNING, "journal", text, remedy)
+
+
+def _lost(path: Path) -> Iterator[Finding]:
+    for file in sorted(path.parent.glob(f"{glob.escape(path.name)}-wal-lost-*")):
+        text = (
+            f"{file} is a log that was taken away while it was in use: jobs that were acknowledged may be in it only."
+        )
+        remedy = "See what the guide says of it, under deploying; then delete it."
+        yield Finding(Level.PROBLEM, "lost-log", text, remedy)
 
 
 def _seen(path: str) -> os.stat_result | None:

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from packhorse.errors import StoreUnsafe
+from packhorse.stores.sqlite_file_locks import put_away
 
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "glusterfs", "9p"}
 NETWORK_FILE_SYSTEMS |= {"fuse.glusterfs", "fuse.sshfs", "fuse.s3fs", "fuse.rclone"}
@@ -38,7 +39,8 @@ def prepare_place(path: Path) -> None:
             f"Put the file back; if its jobs are not wanted any more, delete {path}-wal and {path}-shm."
         )
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        # Another connection of this process may have found it meanwhile; to close this one would drop its locks.
+        put_away(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
         owner = path.stat().st_uid
         if owner not in (os.geteuid(), 0) and os.geteuid() != 0:

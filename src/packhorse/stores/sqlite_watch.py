@@ -65,6 +65,7 @@ class SQLiteWatch(Watch):
         if not self._connection.claim():  # closed for a fork
             self._connection = self._connections.take()
             self._seen = -1  # each connection counts for itself
+        self._connection.check_log()
         try:
             version = self._version()
         finally:
