@@ -309,8 +309,10 @@ class MemoryStore(Store):
         id, lapses_at = self._unique.get(unique.key, (b"", None))
         if not id or (lapses_at is not None and lapses_at <= now):
             return None
-        holder = self._jobs.get(id)
-        if holder is None or holder.state.finished or holder.state is JobState.RUNNING:
+        holder = self._look_up(id, now)
+        if holder is None:  # a handle must stand for a job that is there
+            return None
+        if holder.state.finished or holder.state is JobState.RUNNING:
             return id
         match unique.conflict:
             case UniqueConflict.RESCHEDULE:
@@ -664,7 +666,9 @@ class MemoryStore(Store):
 
     def signals(self, name: str, after: int = 0, limit: int = 100) -> list[Signal]:
         with self._changed:
-            return [signal for signal, _ in self._signals if signal.name == name and signal.n > after][:limit]
+            now = self.clock.now()
+            kept = (signal for signal, until in self._signals if until > now)
+            return [signal for signal in kept if signal.name == name and signal.n > after][:limit]
 
     def waiters(self, after: Waiter = NOBODY, limit: int = 100) -> list[Waiter]:
         with self._changed:
@@ -1049,18 +1053,25 @@ class MemoryStore(Store):
 
     def job(self, id: bytes) -> StoredJob | None:
         with self._changed:
-            job = self._jobs.get(id)
+            job = self._look_up(id, self.clock.now())
             return self._view(job, wide=True) if job is not None else None
+
+    def _look_up(self, id: bytes | None, now: int) -> _Job | None:
+        """The job, unless it is kept no longer."""
+        job = None if id is None else self._jobs.get(id)
+        return None if job is None or (job.prune_at is not None and job.prune_at <= now) else job
 
     def entries(self, id: bytes) -> list[Entry]:
         with self._changed:
-            job = self._jobs.get(id)
+            job = self._look_up(id, self.clock.now())
             return [Entry(kind, name, data) for (kind, name), data in sorted(job.entries.items())] if job else []
 
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
         with self._changed:
+            now = self.clock.now()
             found = sorted((place, id) for (its_flow, place), id in self._members.items() if its_flow == flow)
-            rows = [(place, self._jobs[id]) for place, id in found if place > after and id in self._jobs][:limit]
+            jobs = ((place, self._look_up(id, now)) for place, id in found if place > after)
+            rows = [(place, job) for place, job in jobs if job is not None][:limit]
             return [(place, replace(self._view(job, wide=True), failures=())) for place, job in rows]
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:
@@ -1150,6 +1161,8 @@ class MemoryStore(Store):
 
     def _view(self, job: _Job, *, wide: bool = False) -> StoredJob:
         last = job.outcome
+        if last is not None and job.result_until is not None and job.result_until <= self.clock.now():
+            last = last._replace(result=None, result_error=RESULT_PRUNED)
         owner = job.token.process if job.token is not None else (last.owner or last.token.process) if last else None
         return StoredJob(
             id=to_text(job.new.id),

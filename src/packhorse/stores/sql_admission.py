@@ -553,8 +553,13 @@ def cancel(c: Session, jobs: Sequence[tuple[bytes, int]], reason: str, now: int)
 def give_way(c: Session, id: bytes, new: NewJob, run_at: int | None, now: int) -> bool:
     """Whether the job that has the new one's unique key makes room for it, or stands for both."""
     assert new.terms.unique is not None
-    find = f"select job.n, state from job join payload on payload.n = job.n where payload.id = ? {c.FOR_UPDATE}"
-    n, state = c.execute(find, (id,)).fetchone() or (0, 0)
+    find = (
+        "select job.n, state from job join payload on payload.n = job.n "
+        f"where payload.id = ? and (prune_at is null or prune_at > ?) {c.FOR_UPDATE}"
+    )
+    if (row := c.execute(find, (id, now)).fetchone()) is None:
+        return True  # it is gone, or kept no longer, and would be a handle of nothing
+    n, state = row
     if not 1 <= state <= 3:
         return False
     match new.terms.unique.conflict:

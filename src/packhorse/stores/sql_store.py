@@ -209,7 +209,7 @@ class SQLStore(Store):
 
     def signals(self, name: str, after: int = 0, limit: int = 100) -> list[Signal]:
         with self._cursor() as c:
-            return sql_signals.signals(c, name, after, limit)
+            return sql_signals.signals(c, name, after, limit, self.clock.now())
 
     def waiters(self, after: Waiter = NOBODY, limit: int = 100) -> list[Waiter]:
         with self._cursor() as c:
@@ -497,29 +497,32 @@ class SQLStore(Store):
         with self._cursor() as c:
             dense = sql_jobs.is_dense(c, selection)
             page = sql_jobs.select(sql_jobs.COLUMNS, selection, after, limit, dense=dense, newest_first=newest_first)
-            return [StoredJob(**sql_jobs.narrow(row)) for row in c.execute(*page)]
+            now = self.clock.now()
+            return [StoredJob(**sql_jobs.narrow(row, now)) for row in c.execute(*page)]
 
     def job(self, id: bytes) -> StoredJob | None:
         with self._cursor() as c:
             return self._job(c, id)
 
     def _job(self, c: Any, id: bytes) -> StoredJob | None:
-        row = c.execute(f"{sql_jobs.WIDE} where payload.id = ?", (id,)).fetchone()
+        now = self.clock.now()
+        row = c.execute(sql_jobs.WIDE, (id, now)).fetchone()
         if row is None:
             return None
         columns = "number, process, started_at, ended_at, failure, spent"
         attempts = c.execute(f"select {columns} from attempt where id = ? order by epoch", (id,)).fetchall()
-        return sql_jobs.wide(row, tuple(sql_jobs.attempt(*attempt) for attempt in attempts))
+        return sql_jobs.wide(row, now, tuple(sql_jobs.attempt(*attempt) for attempt in attempts))
 
     def entries(self, id: bytes) -> list[Entry]:
         with self._cursor() as c:
-            rows = c.execute("select kind, name, data from entry where id = ? order by kind, name", (id,))
+            rows = c.execute(sql_jobs.ENTRIES, (id, id, self.clock.now()))
             return [Entry(*row) for row in rows]
 
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
         with self._cursor() as c:
-            rows = c.execute(sql_jobs.MEMBERS, (flow, after, limit)).fetchall()
-        return [(place, sql_jobs.wide(row)) for place, *row in rows]
+            now = self.clock.now()
+            rows = c.execute(sql_jobs.MEMBERS, (flow, after, now, limit)).fetchall()
+        return [(place, sql_jobs.wide(row, now)) for place, *row in rows]
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:
         count = """

@@ -49,6 +49,7 @@ SUITE = (
     "test_one_stroke",
     "test_orders",
     "test_outcomes",
+    "test_overdue",
     "test_own_key",
     "test_pause",
     "test_promote",

@@ -454,14 +454,18 @@ class Model(Schedules, Signals):
         return [self._view(id, {}) for id in found[:limit]]
 
     def job(self, id: bytes) -> StoredJob | None:
-        if id not in self.facts:
+        if not self._is_there(id):
             return None
         rows = tuple(
             StoredAttempt(number, to_text(process), _time(began), to_datetime(ended), failure, spent)
             for number, process, began, ended, failure, spent in self.facts[id]["rows"]
         )
-        result = self.finished[id]["result"] if id in self.finished else None
+        result = None if id not in self.finished or self._result_is_over(id) else self.finished[id]["result"]
         return self._view(id, {"payload": self.facts[id]["new"].payload, "failures": rows, "result": result})
+
+    def _result_is_over(self, id: bytes) -> bool:
+        until = self.finished[id]["result_until"]
+        return until is not None and until <= self.clock.now()
 
     def _view(self, id: bytes, wide: Facts) -> StoredJob:
         facts = self.facts[id]
@@ -487,13 +491,13 @@ class Model(Schedules, Signals):
             tags=new.tags,
             failure=ending["failure"] if ending else None,
             reason=ending["reason"] if ending else None,
-            result_error=ending["result_error"] if ending else None,
+            result_error=None if not ending else RESULT_PRUNED if self._result_is_over(id) else ending["result_error"],
             awaits=facts["awaits"],
             **wide,
         )
 
     def entries(self, id: bytes) -> list[Entry]:
-        kept = self.facts[id]["entries"] if id in self.facts else {}
+        kept = self.facts[id]["entries"] if self._is_there(id) else {}
         return [Entry(kind, name, kept[kind, name]) for kind, name in sorted(kept)]
 
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
