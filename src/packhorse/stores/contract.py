@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EXCHANGE_JOBS = 1_000
 EXCHANGE_BYTES = 1 << 20
+CLAIM_BYTES = 4 << 20  # of payloads, that an exchange or an adoption carries
+LARGE = CLAIM_BYTES // EXCHANGE_JOBS  # bytes; as many payloads as an exchange carries can come whole up to this size
 ADMIT_AT_ONCE = 1_000
 TICKS_KEPT = 30 * 24 * 3_600 * 1_000_000  # microseconds
 MERGED = "merged"  # the kind of entry that keeps the payload of a job that was merged into another
@@ -72,12 +74,16 @@ class ProcessInfo(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """`alive` is False where the process has no lease (any more): nothing was claimed, and it must enrol anew."""
+    """`alive` is False where the process has no lease (any more): nothing was claimed, and it must enrol anew.
+
+    `cut` tells that more jobs were ready and asked for, but their payloads too large to come along.
+    """
 
     claims: list[Claim]
     refused: list[Token]
     alive: bool
     now: int
+    cut: bool = False
 
 
 class OrderKind(StrEnum):
@@ -470,6 +476,9 @@ class Store(ABC):
         `starting` of them begin at once, and so did the `started` ones claimed earlier. Where there was anything to
         write or to take, the process's lease is renewed. A finished job whose outcome says `keep=0` is deleted.
 
+        The payloads of what is claimed take at most CLAIM_BYTES, or it is one job: where the next one in the order
+        would go beyond that, it and those behind it stay as they were, ready, and `cut` says so.
+
         Where `run` is more than 1, a store may add to a job that has the only permit of a key up to so many that wait
         for it, as a run. They are claimed too, but their permit is one, and it is free when the last of them has ended
         or gone back.
@@ -551,7 +560,8 @@ class Store(ABC):
     def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
         """Take over running jobs whose process is unknown, has no lease left or is named `dead`.
 
-        And ready ones of a local queue that only such a process would have served.
+        And ready ones of a local queue that only such a process would have served. In the order of their ids, up to
+        `limit` and as many as CLAIM_BYTES of payloads allow, but at least one: there are none left when none come.
         """
 
     @abstractmethod

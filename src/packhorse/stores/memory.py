@@ -20,6 +20,7 @@ from packhorse.queues import Selected, local_owner
 from packhorse.signing import generate_secret
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
+    CLAIM_BYTES,
     FAIR,
     GATE,
     HURT,
@@ -352,14 +353,15 @@ class MemoryStore(Store):
             for token in started:
                 if (job := self._held_under(token)) is not None and job.started_at is None:
                     job.started_at = now
-            picked = self._pick(queues, limit, now) if alive else []
+            ready = self._pick(queues, limit, now) if alive else []
+            picked = _fitting(ready)
             claims = [self._claim(job, process, nonce, now) for job in picked]
             for job in picked[:starting]:
                 job.started_at = now
             if outcomes or started or claims:
                 self._renew(process)
                 self._notify()
-            return Exchanged(claims, refused, alive, now)
+            return Exchanged(claims, refused, alive, now, cut=len(picked) < len(ready))
 
     def beat(self, processes: Collection[bytes]) -> list[bytes]:
         with self._changed:
@@ -719,21 +721,23 @@ class MemoryStore(Store):
             if not self._renew(adopter):
                 return []
             gone = {id for id in self._processes if not self._alive(id)} | set(dead)
-            orphans: list[Orphan] = []
+            owners: dict[bytes, bytes] = {}
             for job in sorted(self._jobs.values(), key=lambda job: job.new.id):
                 owner = job.token.process if job.token is not None else None
                 if job.state is JobState.READY:
                     owner = local_owner(job.queue)
-                if owner is None or len(orphans) == limit:
-                    continue
-                if owner in gone or owner not in self._processes:
-                    info = self._processes[owner].info if owner in self._processes else stranger(owner)
-                    job.epoch += 1
-                    job.token = Token(adopter, nonce, job.new.id, job.epoch)
-                    job.state = JobState.RUNNING
-                    job.claimed_at = self.clock.now() if job.claimed_at is None else job.claimed_at
-                    ran = None if job.started_at is None else self.clock.now() - job.started_at
-                    orphans.append(Orphan(self._as_claim(job, job.token), info, ran))
+                if owner is not None and (owner in gone or owner not in self._processes):
+                    owners[job.new.id] = owner
+            orphans: list[Orphan] = []
+            for job in _fitting([self._jobs[id] for id in owners][:limit]):
+                owner = owners[job.new.id]
+                info = self._processes[owner].info if owner in self._processes else stranger(owner)
+                job.epoch += 1
+                job.token = Token(adopter, nonce, job.new.id, job.epoch)
+                job.state = JobState.RUNNING
+                job.claimed_at = self.clock.now() if job.claimed_at is None else job.claimed_at
+                ran = None if job.started_at is None else self.clock.now() - job.started_at
+                orphans.append(Orphan(self._as_claim(job, job.token), info, ran))
             holders = {job.token.process for job in self._jobs.values() if job.token is not None}
             for id in gone - holders:
                 self._processes.pop(id, None)
@@ -1225,6 +1229,16 @@ class MemoryStore(Store):
 
     def close(self) -> None:
         pass
+
+
+def _fitting(jobs: Sequence[_Job]) -> Sequence[_Job]:
+    """The first of them, as many as may come along at once."""
+    size = 0
+    for number, job in enumerate(jobs):
+        size += len(job.new.payload)
+        if number and size > CLAIM_BYTES:
+            return jobs[:number]
+    return jobs
 
 
 def _times(new: NewJob, now: int) -> tuple[int | None, int | None]:

@@ -6,10 +6,11 @@ What is left to each of them: how it reaches its database, the exchange, and wha
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from enum import IntFlag
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from packhorse.clock import SECOND, Clock, to_datetime
 from packhorse.failpoints import failpoint
@@ -281,10 +282,9 @@ class SQLStore(Store):
             alive = {id for (id,) in c.execute(live, (boot, ticks))} - set(dead)
             gone = [id for (id,) in c.execute(owners) if id not in alive]
             now = self.clock.now()
-            orphans = [orphan for id in gone for orphan in _orphans(c, id, now, "state = 4 and process = ?", id)]
-            for queue, id in _left_queues(c, alive).items():
-                orphans += _orphans(c, id, now, "state = 3 and queue = ?", queue)
-            orphans = sorted(orphans, key=lambda orphan: sql_exchange.comparable([orphan.claim.token.id]))[:limit]
+            left = [_Left(id, "state = 4 and process = ?", id) for id in gone]
+            left += [_Left(id, "state = 3 and queue = ?", queue) for queue, id in _left_queues(c, alive).items()]
+            orphans = _orphans(c, left, limit, now)
             c.executemany(ADOPT, [(adopter, nonce, now, orphan.claim.token.id) for orphan in orphans])
             for (id,) in c.execute("select id from process").fetchall():
                 holds = "select 1 from job where state = 4 and process = ?"
@@ -633,17 +633,38 @@ def _left_queues(c: Session, alive: Collection[bytes]) -> dict[str, bytes]:
     return {queue: owner for queue, owner in found.items() if owner is not None and owner not in alive}
 
 
-def _orphans(c: Session, owner: bytes, now: int, which: str, value: object) -> list[Orphan]:
+class _Left(NamedTuple):
+    """Jobs of a process that is gone, and how they are found."""
+
+    owner: bytes
+    which: str
+    value: object
+
+
+def _orphans(c: Session, left: Sequence[_Left], limit: int, now: int) -> list[Orphan]:
+    """The first of them all by id, as many as may be carried at once: their sizes are looked at first."""
+    sizes = "select job.id, length(body) from job left join payload on payload.id = job.id"
+    found: list[tuple[Any, int, int]] = []  # id, size, and whose it is
+    for place, (_, which, value) in enumerate(left):
+        rows = c.execute(f"{sizes} where {which} order by job.id limit ? {c.FOR_UPDATE}", (value, limit))
+        found += [(id, size or 0, place) for id, size in rows]
+    found = sorted(found, key=lambda one: sql_exchange.comparable(one[:1]))[:limit]
+    found = found[: sql_exchange.Load().take(size for _, size, _ in found)]
+    chosen = Counter(place for _, _, place in found)
+    orphans = [orphan for place, number in chosen.items() for orphan in _orphans_of(c, left[place], number, now)]
+    return sorted(orphans, key=lambda orphan: sql_exchange.comparable([orphan.claim.token.id]))
+
+
+def _orphans_of(c: Session, left: _Left, number: int, now: int) -> list[Orphan]:
+    owner, which, value = left
     columns = "id, role, host, pid, queues, supervisor"
     row = c.execute(f"select {columns} from process where id = ?", (owner,)).fetchone()
     info = ProcessInfo(*row) if row else stranger(owner if type(owner) is bytes else b"")
-    rows = c.execute(
-        "select" + sql_exchange.CLAIM_COLUMNS.format(index="") + f"where {which} order by job.id {c.FOR_UPDATE}",
-        (value,),
-    )
+    first = f"where {which} order by job.id limit ?"
+    rows = c.execute("select" + sql_exchange.CLAIM_COLUMNS.format(index="") + first, (value, number))
     claims = [sql_exchange.as_claim(claim) for claim in rows]
-    began = dict(c.execute(f"select id, started_at from job where {which}", (value,)).fetchall())
-    return [Orphan(claim, info, _ago(began[claim.token.id], now)) for claim in claims]
+    began = dict(c.execute(f"select id, started_at from job {first}", (value, number)).fetchall())
+    return [Orphan(claim, info, _ago(began.get(claim.token.id), now)) for claim in claims]
 
 
 def _ago(moment: int | None, now: int) -> int | None:

@@ -52,6 +52,7 @@ SUITE = (
     "test_overdue",
     "test_own_key",
     "test_pause",
+    "test_payloads",
     "test_promote",
     "test_prune",
     "test_rates",

@@ -71,6 +71,8 @@ create table payload (
     check (created_at < '')
 ) without rowid;
 
+create index payload_large on payload (id) where length(body) > 4194;
+
 create table ending (
     id           blob not null primary key,
     result       blob,

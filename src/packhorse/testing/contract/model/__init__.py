@@ -16,6 +16,7 @@ from packhorse.job import Claim, JobState, StoredAttempt, StoredJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 from packhorse.stores.contract import (
+    CLAIM_BYTES,
     RELOAD,
     RESULT_PRUNED,
     Act,
@@ -80,7 +81,9 @@ class Model(Schedules, Signals):
                 self.running[token.id]["started_at"] = now
         alive = self._lives(process)
         claims = []
-        for number, id in enumerate(self._pick(queues, limit, now) if alive else []):
+        picked = self._pick(queues, limit, now) if alive else []
+        carried = self._carried(picked)
+        for number, id in enumerate(carried):
             self._take_away(id)
             self._drop_tickets(id)
             if (unique := self.facts[id]["new"].terms.unique) is not None and unique.until_start:
@@ -93,7 +96,17 @@ class Model(Schedules, Signals):
             claims.append(self._claim(token))
         if alive and (outcomes or started or claims):
             self._prolong(process)
-        return Exchanged(claims, refused, alive, now)
+        return Exchanged(claims, refused, alive, now, cut=carried != picked)
+
+    def _carried(self, ids: list[bytes]) -> list[bytes]:
+        """As many of the first as find their place in one exchange, and one in any case."""
+        carried: list[bytes] = []
+        for id in ids:
+            payloads = [self.facts[it]["new"].payload for it in [*carried, id]]
+            if carried and sum(map(len, payloads)) > CLAIM_BYTES:
+                break
+            carried.append(id)
+        return carried
 
     def _is_good(self, token: Token) -> bool:
         return token.id in self.running and self.running[token.id]["token"] == token
@@ -262,7 +275,8 @@ class Model(Schedules, Signals):
             return process in dead or not self._lives(process)
 
         orphans = []
-        for id in sorted(id for id, held in self.running.items() if gone(held["token"].process))[:limit]:
+        left = sorted(id for id, held in self.running.items() if gone(held["token"].process))
+        for id in self._carried(left[:limit]):
             owner = self.enrolled[self.running[id]["token"].process]["info"]
             self.facts[id]["epoch"] += 1
             token = Token(adopter, nonce, id, self.facts[id]["epoch"])
