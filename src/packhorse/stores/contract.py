@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXCHANGE_JOBS = 1_000
 EXCHANGE_BYTES = 1 << 20
-CLAIM_BYTES = 4 << 20  # of payloads, that an exchange or an adoption carries
+CLAIM_BYTES = 4 << 20  # of payloads, that an exchange or an adoption carries, or a page of a flow
 LARGE = CLAIM_BYTES // EXCHANGE_JOBS  # bytes; as many payloads as an exchange carries can come whole up to this size
 ADMIT_AT_ONCE = 1_000
 TICKS_KEPT = 30 * 24 * 3_600 * 1_000_000  # microseconds
@@ -694,7 +694,10 @@ class Store(ABC):
 
     @abstractmethod
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
-        """Those jobs of a flow that `job` finds, with payloads and results, by their places, behind `after`."""
+        """Those jobs of a flow that `job` finds, with payloads and results, by their places, behind `after`.
+
+        As many as CLAIM_BYTES of these allow, but at least one: there are none left when none come.
+        """
 
     @abstractmethod
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import count
+from itertools import accumulate, count, islice
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
 from packhorse.errors import StoreDataError
@@ -354,7 +354,7 @@ class MemoryStore(Store):
                 if (job := self._held_under(token)) is not None and job.started_at is None:
                     job.started_at = now
             ready = self._pick(queues, limit, now) if alive else []
-            picked = _fitting(ready)
+            picked = ready[: _fitting(len(job.new.payload) for job in ready)]
             claims = [self._claim(job, process, nonce, now) for job in picked]
             for job in picked[:starting]:
                 job.started_at = now
@@ -729,7 +729,8 @@ class MemoryStore(Store):
                 if owner is not None and (owner in gone or owner not in self._processes):
                     owners[job.new.id] = owner
             orphans: list[Orphan] = []
-            for job in _fitting([self._jobs[id] for id in owners][:limit]):
+            left = [self._jobs[id] for id in owners][:limit]
+            for job in left[: _fitting(len(job.new.payload) for job in left)]:
                 owner = owners[job.new.id]
                 info = self._processes[owner].info if owner in self._processes else stranger(owner)
                 job.epoch += 1
@@ -1075,8 +1076,9 @@ class MemoryStore(Store):
             now = self.clock.now()
             found = sorted((place, id) for (its_flow, place), id in self._members.items() if its_flow == flow)
             jobs = ((place, self._look_up(id, now)) for place, id in found if place > after)
-            rows = [(place, job) for place, job in jobs if job is not None][:limit]
-            return [(place, replace(self._view(job, wide=True), failures=())) for place, job in rows]
+            kept = islice(((place, job) for place, job in jobs if job is not None), limit)
+            rows = [(place, replace(self._view(job, wide=True), failures=())) for place, job in kept]
+            return rows[: _fitting(len(job.payload) + len(job.result or b"") for _, job in rows)]
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:
         with self._changed:
@@ -1231,14 +1233,9 @@ class MemoryStore(Store):
         pass
 
 
-def _fitting(jobs: Sequence[_Job]) -> Sequence[_Job]:
-    """The first of them, as many as may come along at once."""
-    size = 0
-    for number, job in enumerate(jobs):
-        size += len(job.new.payload)
-        if number and size > CLAIM_BYTES:
-            return jobs[:number]
-    return jobs
+def _fitting(sizes: Iterable[int]) -> int:
+    """How many of the first may come along at once."""
+    return sum(number == 0 or size <= CLAIM_BYTES for number, size in enumerate(accumulate(sizes)))
 
 
 def _times(new: NewJob, now: int) -> tuple[int | None, int | None]:

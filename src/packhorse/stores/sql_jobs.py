@@ -48,6 +48,12 @@ MEMBERS = f"""
     left join ending on ending.id = payload.id
     where flow = ? and place > ? and {STILL_KEPT} order by place limit ?
 """
+MEMBER_SIZES = f"""
+    select length(body) + coalesce(length(result), 0)
+    from member join payload on payload.id = member.id join job on job.n = payload.n
+    left join ending on ending.id = payload.id
+    where flow = ? and place > ? and {STILL_KEPT} order by place limit ?
+"""
 ENTRIES = f"""
     select kind, name, data from entry where id = ?
     and exists (select 1 from job where {BY_ID} and {STILL_KEPT}) order by kind, name

@@ -521,7 +521,9 @@ class SQLStore(Store):
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
         with self._cursor() as c:
             now = self.clock.now()
-            rows = c.execute(sql_jobs.MEMBERS, (flow, after, now, limit)).fetchall()
+            sizes = c.execute(sql_jobs.MEMBER_SIZES, (flow, after, now, limit))
+            number = sql_exchange.Load().take(size or 0 for (size,) in sizes.fetchall())
+            rows = c.execute(sql_jobs.MEMBERS, (flow, after, now, number)).fetchall() if number else []
         return [(place, sql_jobs.wide(row, now)) for place, *row in rows]
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:

@@ -28,6 +28,7 @@ from packhorse.testing.contract.helpers import (
 )
 
 MIB = 1 << 20
+FLOW = id_of("flow")
 MOST = CLAIM_BYTES // MIB
 
 
@@ -176,3 +177,24 @@ def test_the_limit_of_an_adoption_counts_too(store: Store, worker: Worker, other
     worker.claim()
     orphans = store.adopt(other.id, 7, limit, dead=[worker.id])
     assert names([orphan.claim for orphan in orphans]) == list("abcde"[:limit])
+
+
+def test_a_page_of_a_flow_carries_so_many_bytes(store: Store, worker: Worker):
+    """Of payloads and results, and one job however large; the rest comes with the next pages."""
+    sizes = [MIB, MIB, 2 * CLAIM_BYTES, 10, 10]
+    insert(
+        store,
+        *(sized(name, size, member=(FLOW, at)) for at, (name, size) in enumerate(zip("abcde", sizes, strict=True))),
+    )
+    while claims := worker.claim():
+        worker.finish(*(succeeded(claim, b"r" * 2 * MIB) for claim in claims))
+    pages, after = [], -1
+    while page := store.members(FLOW, after):
+        pages.append([place for place, _ in page])
+        assert all(len(one.result or b"") == 2 * MIB and len(one.payload) == sizes[place] for place, one in page)
+        after = page[-1][0]
+    assert pages == [[0], [1], [2], [3], [4]]
+    insert(store, *(sized(f"f{number}", MIB, member=(id_of("other"), number)) for number in range(6)))
+    assert [place for place, _ in store.members(id_of("other"))] == list(range(MOST))
+    assert [place for place, _ in store.members(id_of("other"), MOST - 1)] == list(range(MOST, 6))
+    assert [place for place, _ in store.members(id_of("other"), -1, 2)] == [0, 1]

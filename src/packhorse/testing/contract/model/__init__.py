@@ -520,7 +520,12 @@ class Model(Schedules, Signals):
             job = self.job(id)
             if place > after and job is not None:
                 found.append((place, replace(job, failures=())))
-        return found[:limit]
+        page: list[tuple[int, StoredJob]] = []
+        for one in found[:limit]:
+            if page and sum(len(job.payload) + len(job.result or b"") for _, job in [*page, one]) > CLAIM_BYTES:
+                break
+            page.append(one)
+        return page
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:
         ids = self._of_flow(flow)
