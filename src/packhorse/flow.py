@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from packhorse.errors import ConfigError, EnqueueError, NotFinished
@@ -31,6 +32,7 @@ from packhorse.task import (
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
+    from packhorse.stores import Store
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -300,10 +302,8 @@ class FlowHandle:
     def _stored(self) -> Iterator[tuple[JobHandle[Any], StoredJob]]:
         if self._app is None:
             return
-        after = -1
-        while page := self._app.store.members(self._raw_id, after, PAGE):
-            yield from ((JobHandle(self._app, from_text(job.id)), job) for _, job in page)
-            after = page[-1][0]
+        members = members_of(self._app.store, self._raw_id)
+        yield from ((JobHandle(self._app, from_text(job.id)), job) for _, job in members)
 
     def add(self, calls: Iterable[Call[Any]]) -> list[JobHandle[Any]]:
         """More jobs for a batch, as long as one of its callbacks waits; those that do wait for them too."""
@@ -337,8 +337,8 @@ class FlowHandle:
     def _callbacks(self) -> dict[int, StoredJob]:
         if self._app is None:
             return {}
-        found = self._app.store.members(self._raw_id, min(CALLBACKS) - 1, len(CALLBACKS))
-        return {place: job for place, job in found if place in CALLBACKS}
+        found = members_of(self._app.store, self._raw_id, min(CALLBACKS) - 1, len(CALLBACKS))
+        return {place: job for place, job in islice(found, len(CALLBACKS)) if place in CALLBACKS}
 
     def wait(self, timeout: float | None = None) -> dict[JobState, int]:
         """Until all its jobs have finished; NotFinished where that takes longer."""
@@ -429,6 +429,13 @@ def chord(
     members = flow.group(calls)
     flow.add(_called(then, members.results), on_failure=on_failure)
     return flow
+
+
+def members_of(store: Store, flow: bytes, after: int = -1, page: int = PAGE) -> Iterator[tuple[int, StoredJob]]:
+    """All of a flow behind a place, page by page: what is large comes in smaller ones."""
+    while found := store.members(flow, after, page):
+        yield from found
+        after = found[-1][0]
 
 
 def _called(task: Any, argument: Any) -> Call[Any]:

@@ -145,7 +145,7 @@ class Inspection:
     def count(self, selection: Selection) -> int:
         """By the store's own counts where state and queue alone decide, else one by one."""
         if replace(selection, states=None, queues=None) != Selection():
-            return sum(1 for _ in self.stored_jobs(selection, page=10_000))
+            return sum(1 for _ in self.stored_jobs(selection, page=1_000))
         queues = [it for it in self.queues() if selection.queues is None or it.queue in selection.queues]
         states = JobState if selection.states is None else set(selection.states)
         return sum(queue.of(state) for queue in queues for state in states)

@@ -301,7 +301,7 @@ def debounce(key: Key = None, *, arguments: Sequence[str] | None = None) -> Uniq
 
 
 def throttle(every: timedelta | float, key: Key = None, *, arguments: Sequence[str] | None = None) -> Unique:
-    """The first one counts, and for a time no other."""
+    """The first one counts, and for a time no other, as long as the first is kept."""
     return unique(key, arguments=arguments, until=every, on_conflict="keep")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import click
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +16,7 @@ from packhorse.cli.selecting import limit_option
 from packhorse.cli.showing import cell, count, note, print_json, show, table
 from packhorse.control import known_id
 from packhorse.errors import JobNotFound
-from packhorse.flow import FlowHandle
+from packhorse.flow import FlowHandle, members_of
 from packhorse.job import Job, JobState
 from packhorse.stores.contract import Act, Change, Selection
 from packhorse.task import CALLBACK_NAMES, CALLBACKS
@@ -50,7 +52,8 @@ def show_flow(target: Target, id: str, limit: int, after: int | None, as_json: b
     app = target.open()
     flow = _flow(app, id)
     begin = min(CALLBACKS) - 1 if after is None else after
-    found = [(place, app.public(job)) for place, job in app.store.members(known_id(id), begin, limit + 1)]
+    members = islice(members_of(app.store, known_id(id), begin, limit + 1), limit + 1)
+    found = [(place, app.public(job)) for place, job in members]
     page, more = found[:limit], len(found) > limit
     if as_json:
         print_json(

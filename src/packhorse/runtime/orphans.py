@@ -65,11 +65,13 @@ class Judge:
         self._write(adopter)
         if self._in_doubt:
             self._resolve_doubt(adopter, causes)
-        while orphans := self._adopt(adopter, causes):
+        seen: set[bytes] = set()
+        while orphans := {orphan.claim.token.id for orphan in self._adopt(adopter, causes)}:
             failpoint("dispatcher.before_verdict")
             self._write(adopter)
-            if len(orphans) < BATCH:
+            if orphans <= seen:  # rows that make no sense, and for which no verdict can be written
                 break
+            seen |= orphans
 
     def _adopt(
         self, adopter: bytes, causes: Mapping[bytes, Death], dead: Collection[bytes] | None = None

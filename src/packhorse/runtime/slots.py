@@ -147,6 +147,12 @@ class Slots:
         return bool(self._waiting) or bool(self._given) or any(self._runs.values())
 
     @property
+    def bytes_waiting(self) -> int:
+        """Of the payloads of claims that have no slot."""
+        waiting = [self._waiting.copy(), *(rest.copy() for rest in self._runs.copy().values())]
+        return sum(len(claim.payload) for claims in waiting for _, claim in claims)
+
+    @property
     def busy(self) -> bool:
         return bool(self._running)
 

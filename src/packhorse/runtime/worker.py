@@ -28,7 +28,7 @@ from packhorse.runtime.seats import Why
 from packhorse.runtime.slots import Slots
 from packhorse.runtime.wakeup import Watcher
 from packhorse.seals import is_varied
-from packhorse.stores.contract import EXCHANGE_BYTES, EXCHANGE_JOBS, Exchanged, Order
+from packhorse.stores.contract import CLAIM_BYTES, EXCHANGE_BYTES, EXCHANGE_JOBS, Exchanged, Order
 from packhorse.varying import task_of
 
 log = logging.getLogger("packhorse.worker")
@@ -95,6 +95,8 @@ class Worker:
         self._held: dict[Token, Claim | None] = {}  # None where the store has it as ours and never told us
         self._unannounced: set[Token] = set()
         self._pace = UNKNOWN_PACE
+        self._bytes = 0  # of the payloads that it holds
+        self._size = 1.0  # bytes of a payload, of late
         self._quiet = False
         self._quiet_told = False
         self._lingers = False
@@ -300,13 +302,18 @@ class Worker:
             return 0
         if self._lost_lease and self._holds_for_another():
             return 0
-        ahead = min(self._app.settings.lookahead, int(self._concurrency * AHEAD / self._pace))
+        ahead = min(self._app.settings.lookahead, int(self._concurrency * AHEAD / self._pace), self._fitting())
         if self._cautious:
             ahead = 0  # so that slots become free for them
         room = min(free + ahead, EXCHANGE_JOBS)
         if self._jobs_left is not None:
             room = min(room, self._jobs_left - busy - sum(outcome.spent for outcome in outcomes))
         return max(0, room)
+
+    def _fitting(self) -> int:
+        """How many payloads may come to wait for a slot, beside those that do."""
+        waiting = self._bytes if self._bytes < CLAIM_BYTES // 2 else self._slots.bytes_waiting
+        return max(0, int((CLAIM_BYTES - waiting) / self._size))
 
     def _holds_for_another(self) -> bool:
         """Under an id whose lease was lost. The next claim may be of the same job, which must not run twice at once."""
@@ -347,6 +354,8 @@ class Worker:
         told_events, refused = bool(self._app.events), set(reply.refused)
         for outcome in outcomes:
             claim = self._held.pop(outcome.token, None)
+            if claim is not None:
+                self._bytes -= len(claim.payload)
             if self._stuck:
                 self._stuck.discard(outcome.token)
             self._unannounced.discard(outcome.token)
@@ -382,6 +391,7 @@ class Worker:
         """Others may perform its jobs already: those that have begun are stopped, the others go back."""
         for claim in claims:
             self._held[claim.token] = claim
+            self._bytes += len(claim.payload)
             self._ended.append(release(claim.token))
         self._lost_lease = True
         self.leave()
@@ -436,9 +446,10 @@ class Worker:
             return
         failpoint("worker.claimed")
         fresh: list[Claim] = []
-        strict, cautious = self._strict, []
+        strict, cautious, size = self._strict, [], 0
         for place, claim in enumerate(reply.claims):
             self._held[claim.token] = claim
+            size += len(claim.payload)
             if place >= starting and (
                 claim.losses or claim.suspect or claim.task in strict or is_varied(claim.payload)
             ):
@@ -452,6 +463,8 @@ class Worker:
                     fresh.append(claim)
             except Exception as error:  # whatever is wrong with one job, the others go on
                 self._ended.append(self._spoiled(claim, error))
+        self._bytes += size
+        self._size = max(1.0, size / len(reply.claims), (self._size + size / len(reply.claims)) / 2)
         self._unannounced.update(claim.token for claim in reply.claims[starting:])
         self._put(self._without_cautious(fresh, cautious) if cautious else fresh)
 
@@ -498,7 +511,7 @@ class Worker:
             return Outcome(claim.token, JobState.FAILED, spent=False)
 
     def _rest(self, room: int, outcomes: list[Outcome], reply: Exchanged) -> float:
-        if self._ended:
+        if self._ended or (reply.cut and len(self._held) < self._concurrency and not self._quiet):
             return 0
         if not self._held and not self._quiet and self._finished_its_part(room, reply):
             self._process.stop()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EXCHANGE_JOBS = 1_000
 EXCHANGE_BYTES = 1 << 20
+CLAIM_BYTES = 4 << 20  # of payloads, that an exchange or an adoption carries, or a page of a flow
+LARGE = CLAIM_BYTES // EXCHANGE_JOBS  # bytes; as many payloads as an exchange carries can come whole up to this size
 ADMIT_AT_ONCE = 1_000
 TICKS_KEPT = 30 * 24 * 3_600 * 1_000_000  # microseconds
 MERGED = "merged"  # the kind of entry that keeps the payload of a job that was merged into another
@@ -73,12 +75,16 @@ class ProcessInfo(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """`alive` is False where the process has no lease (any more): nothing was claimed, and it must enrol anew."""
+    """`alive` is False where the process has no lease (any more): nothing was claimed, and it must enrol anew.
+
+    `cut` tells that more jobs were ready and asked for, but their payloads too large to come along.
+    """
 
     claims: list[Claim]
     refused: list[Token]
     alive: bool
     now: int
+    cut: bool = False
 
 
 class OrderKind(StrEnum):
@@ -443,8 +449,9 @@ class Store(ABC):
         """Write all or none. An id that is already known is left as it is. Answers the ids that stand for them.
 
         A job whose unique key is taken comes to stand for the earlier one, or takes its place, as its terms say; or
-        its payload becomes an entry of the earlier one. One with limits, rates or a share is `waiting` until `promote`
-        or `exchange` admits it: the caller's transaction decides nothing.
+        its payload becomes an entry of the earlier one. A key is free where its time is over, and where `job` no longer
+        finds the job that has it: what stands for a job can be looked at. One with limits, rates or a share is
+        `waiting` until `promote` or `exchange` admits it: the caller's transaction decides nothing.
 
         One that comes after others waits until they have ended, and goes on in the stroke that ends the last of them.
         If one of them does not end as it needs, it is cancelled in that stroke, and so are those that need it.
@@ -471,6 +478,9 @@ class Store(ABC):
         `limit` ready jobs start running for `process` under the new `nonce`, in the order of the contract. The first
         `starting` of them begin at once, and so did the `started` ones claimed earlier. Where there was anything to
         write or to take, the process's lease is renewed. A finished job whose outcome says `keep=0` is deleted.
+
+        The payloads of what is claimed take at most CLAIM_BYTES, or it is one job: where the next one in the order
+        would go beyond that, it and those behind it stay as they were, ready, and `cut` says so.
 
         Where `run` is more than 1, a store may add to a job that has the only permit of a key up to so many that wait
         for it, as a run. They are claimed too, but their permit is one, and it is free when the last of them has ended
@@ -516,13 +526,13 @@ class Store(ABC):
     def signal(self, name: str, data: bytes, keep: int) -> int:
         """Every job that awaits the name gets the signal as an entry and is due now; how many.
 
-        It is kept for at least so many microseconds, for those who come to await it: an outcome that awaits a signal
+        It is kept for so many microseconds, for those who come to await it: an outcome that awaits a signal
         which is there already makes the job due at once, with that entry.
         """
 
     @abstractmethod
     def signals(self, name: str, after: int = 0, limit: int = 100) -> list[Signal]:
-        """Those of a name that are kept, in their order, behind the number `after`."""
+        """Those of a name whose time is not over, in their order, behind the number `after`."""
 
     @abstractmethod
     def waiters(self, after: Waiter = NOBODY, limit: int = 100) -> list[Waiter]:
@@ -553,15 +563,18 @@ class Store(ABC):
     def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
         """Take over running jobs whose process is unknown, has no lease left or is named `dead`.
 
-        And ready ones of a local queue that only such a process would have served. An adopter that holds jobs may name
-        itself, to be told of them again.
+        And ready ones of a local queue that only such a process would have served. In the order of their ids, up to
+        `limit` and as many as CLAIM_BYTES of payloads allow, but at least one: there are none left when none come. An
+        adopter that holds jobs may name itself, to be told of them again.
         """
 
     @abstractmethod
     def prune(self, retention: Retention, limit: int) -> int:
         """Delete up to `limit` finished jobs that are kept no longer, as many results, and as many signals; how many.
 
-        Those due first go first; among equals the one that finished first, then the smaller id.
+        Those due first go first; among equals the one that finished first, then the smaller id. The rules of retention
+        say what is deleted here. What a job brought along itself (`keep`, `result_ttl`, how long a signal or a unique
+        key counts) is over to whoever looks as soon as its time is, whether or not it was pruned.
         """
 
     # Schedules: rows with a moment, and one job for each moment, whoever ticks.
@@ -669,19 +682,26 @@ class Store(ABC):
         """In the order of their ids, beginning behind `after`; without what is wide: payload, result, failures.
 
         Where `newest_first` is asked for, all of that is the other way round: what is behind `after` has smaller ids.
+        Jobs that `job` finds no longer are among them until they are pruned, for whoever counts and for operators.
         """
 
     @abstractmethod
     def job(self, id: bytes) -> StoredJob | None:
-        """One job with everything."""
+        """One job with everything; None where the time for which its outcome kept it is over.
+
+        A result whose time is over reads as RESULT_PRUNED.
+        """
 
     @abstractmethod
     def entries(self, id: bytes) -> list[Entry]:
-        """What `record` kept of a job."""
+        """What `record` kept of a job, as long as `job` finds that."""
 
     @abstractmethod
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
-        """The jobs of a flow with payloads and results, by their places, beginning behind `after`."""
+        """Those jobs of a flow that `job` finds, with payloads and results, by their places, behind `after`.
+
+        As many as CLAIM_BYTES of these allow, but at least one: there are none left when none come.
+        """
 
     @abstractmethod
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:

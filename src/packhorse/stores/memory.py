@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import count
+from itertools import accumulate, count, islice
 from pathlib import Path
 
 from packhorse.clock import SECOND, Clock, SystemClock, to_datetime
@@ -21,6 +21,7 @@ from packhorse.queues import Selected, local_owner
 from packhorse.signing import generate_secret
 from packhorse.stores.contract import (
     ADMIT_AT_ONCE,
+    CLAIM_BYTES,
     FAIR,
     GATE,
     HURT,
@@ -311,8 +312,10 @@ class MemoryStore(Store):
         id, lapses_at = self._unique.get(unique.key, (b"", None))
         if not id or (lapses_at is not None and lapses_at <= now):
             return None
-        holder = self._jobs.get(id)
-        if holder is None or holder.state.finished or holder.state is JobState.RUNNING:
+        holder = self._look_up(id, now)
+        if holder is None:  # a handle must stand for a job that is there
+            return None
+        if holder.state.finished or holder.state is JobState.RUNNING:
             return id
         match unique.conflict:
             case UniqueConflict.RESCHEDULE:
@@ -352,14 +355,15 @@ class MemoryStore(Store):
             for token in started:
                 if (job := self._held_under(token)) is not None and job.started_at is None:
                     job.started_at = now
-            picked = self._pick(queues, limit, now) if alive else []
+            ready = self._pick(queues, limit, now) if alive else []
+            picked = ready[: _fitting(len(job.new.payload) for job in ready)]
             claims = [self._claim(job, process, nonce, now) for job in picked]
             for job in picked[:starting]:
                 job.started_at = now
             if outcomes or started or claims:
                 self._renew(process)
                 self._notify()
-            return Exchanged(claims, refused, alive, now)
+            return Exchanged(claims, refused, alive, now, cut=len(picked) < len(ready))
 
     def beat(self, processes: Collection[bytes]) -> list[bytes]:
         with self._changed:
@@ -668,7 +672,9 @@ class MemoryStore(Store):
 
     def signals(self, name: str, after: int = 0, limit: int = 100) -> list[Signal]:
         with self._changed:
-            return [signal for signal, _ in self._signals if signal.name == name and signal.n > after][:limit]
+            now = self.clock.now()
+            kept = (signal for signal, until in self._signals if until > now)
+            return [signal for signal in kept if signal.name == name and signal.n > after][:limit]
 
     def waiters(self, after: Waiter = NOBODY, limit: int = 100) -> list[Waiter]:
         with self._changed:
@@ -719,22 +725,25 @@ class MemoryStore(Store):
             if not self._renew(adopter):
                 return []
             gone = {id for id in self._processes if not self._alive(id)} | set(dead)
-            orphans: list[Orphan] = []
+            owners: dict[bytes, bytes] = {}
             for job in sorted(self._jobs.values(), key=lambda job: job.new.id):
                 owner = job.token.process if job.token is not None else None
                 if job.state is JobState.READY:
                     owner = local_owner(job.queue)
-                if owner is None or len(orphans) == limit:
-                    continue
-                if owner in gone or owner not in self._processes:
-                    info = self._processes[owner].info if owner in self._processes else stranger(owner)
-                    nonce_before = None if job.token is None else job.token.nonce
-                    job.epoch += 1
-                    job.token = Token(adopter, nonce, job.new.id, job.epoch)
-                    job.state = JobState.RUNNING
-                    job.claimed_at = self.clock.now() if job.claimed_at is None else job.claimed_at
-                    ran = None if job.started_at is None else self.clock.now() - job.started_at
-                    orphans.append(Orphan(self._as_claim(job, job.token), info, ran, nonce_before))
+                if owner is not None and (owner in gone or owner not in self._processes):
+                    owners[job.new.id] = owner
+            orphans: list[Orphan] = []
+            left = [self._jobs[id] for id in owners][:limit]
+            for job in left[: _fitting(len(job.new.payload) for job in left)]:
+                owner = owners[job.new.id]
+                info = self._processes[owner].info if owner in self._processes else stranger(owner)
+                nonce_before = None if job.token is None else job.token.nonce
+                job.epoch += 1
+                job.token = Token(adopter, nonce, job.new.id, job.epoch)
+                job.state = JobState.RUNNING
+                job.claimed_at = self.clock.now() if job.claimed_at is None else job.claimed_at
+                ran = None if job.started_at is None else self.clock.now() - job.started_at
+                orphans.append(Orphan(self._as_claim(job, job.token), info, ran, nonce_before))
             holders = {job.token.process for job in self._jobs.values() if job.token is not None}
             for id in gone - holders:
                 self._processes.pop(id, None)
@@ -1055,19 +1064,27 @@ class MemoryStore(Store):
 
     def job(self, id: bytes) -> StoredJob | None:
         with self._changed:
-            job = self._jobs.get(id)
+            job = self._look_up(id, self.clock.now())
             return self._view(job, wide=True) if job is not None else None
+
+    def _look_up(self, id: bytes | None, now: int) -> _Job | None:
+        """The job, unless it is kept no longer."""
+        job = None if id is None else self._jobs.get(id)
+        return None if job is None or (job.prune_at is not None and job.prune_at <= now) else job
 
     def entries(self, id: bytes) -> list[Entry]:
         with self._changed:
-            job = self._jobs.get(id)
+            job = self._look_up(id, self.clock.now())
             return [Entry(kind, name, data) for (kind, name), data in sorted(job.entries.items())] if job else []
 
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
         with self._changed:
+            now = self.clock.now()
             found = sorted((place, id) for (its_flow, place), id in self._members.items() if its_flow == flow)
-            rows = [(place, self._jobs[id]) for place, id in found if place > after and id in self._jobs][:limit]
-            return [(place, replace(self._view(job, wide=True), failures=())) for place, job in rows]
+            jobs = ((place, self._look_up(id, now)) for place, id in found if place > after)
+            kept = islice(((place, job) for place, job in jobs if job is not None), limit)
+            rows = [(place, replace(self._view(job, wide=True), failures=())) for place, job in kept]
+            return rows[: _fitting(len(job.payload) + len(job.result or b"") for _, job in rows)]
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:
         with self._changed:
@@ -1156,6 +1173,8 @@ class MemoryStore(Store):
 
     def _view(self, job: _Job, *, wide: bool = False) -> StoredJob:
         last = job.outcome
+        if last is not None and job.result_until is not None and job.result_until <= self.clock.now():
+            last = last._replace(result=None, result_error=RESULT_PRUNED)
         owner = job.token.process if job.token is not None else (last.owner or last.token.process) if last else None
         return StoredJob(
             id=to_text(job.new.id),
@@ -1221,6 +1240,11 @@ class MemoryStore(Store):
 
     def close(self) -> None:
         pass
+
+
+def _fitting(sizes: Iterable[int]) -> int:
+    """How many of the first may come along at once."""
+    return sum(number == 0 or size <= CLAIM_BYTES for number, size in enumerate(accumulate(sizes)))
 
 
 def _times(new: NewJob, now: int) -> tuple[int | None, int | None]:

@@ -16,7 +16,7 @@ from psycopg import sql
 from packhorse.clock import Clock, SystemClock
 from packhorse.errors import ConfigError, SchemaError, StoreUnavailable
 from packhorse.failpoints import failpoint
-from packhorse.job import NewJob, Token
+from packhorse.job import Claim, NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 from packhorse.stores import postgres_copy, postgres_direct, postgres_exchange, postgres_history, sql_exchange
@@ -190,14 +190,15 @@ class PostgresStore(SQLStore):
         # As late as can be: nobody else can beat for the process from here on, however slow the line is.
         ticks = self.clock.ticks()
         renewed = c.execute(postgres_exchange.RENEW, (ticks, ticks, process, boot, ticks))
-        claims = []
+        claims: list[Claim] = []
+        cut = False
         if alive and limit:
-            claims = postgres_exchange.take(
+            claims, cut = postgres_exchange.take(
                 c, process, nonce, queues, names_of, limit, starting, run, now, in_use.pauses
             )
         if alive and renewed.rowcount == 0:
             raise Missing(frozenset())  # the lease has just run out: again, as one who has none
-        answer = Exchanged(claims, refused, alive, now)
+        answer = Exchanged(claims, refused, alive, now, cut)
         if not outcomes and not started and not claims and not admitted and not c.holds:
             raise Rolled(answer)  # another worker was first; a renewed lease alone is not worth a commit
         return answer

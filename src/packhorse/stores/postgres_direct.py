@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from packhorse.job import JobState, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import LOCAL, Selected
-from packhorse.stores.contract import FAIR, Exchanged
+from packhorse.stores.contract import CLAIM_BYTES, FAIR, Exchanged
 from packhorse.stores.postgres_arrays import columns, ids_array
-from packhorse.stores.postgres_exchange import CLAIMED, LATER, TAKE
+from packhorse.stores.postgres_exchange import CLAIMED, ID, LATER, TAKE
 from packhorse.stores.postgres_session import Found, Row, Session
 from packhorse.stores.sql_exchange import (
     ALIVE,
@@ -33,7 +33,9 @@ from packhorse.stores.sql_exchange import (
 KNOWN, CONCERNED = "PH001", "PH002"  # why the server refuses
 REFUSALS = frozenset({KNOWN, CONCERNED})
 MOST_ENTRIES, MOST_NUMBERS = 8, 100_000
-ID, NUMBER = 2, 14  # columns of what is claimed
+NUMBER = 14  # column of what is claimed
+# Some payloads are too large to come along: what is to stay is seen to step by step.
+BEYOND = f"else decode(cast(refuse('{CONCERNED}') as text), 'escape')"
 # The nonce is kept with the process, so that whoever never heard the answer can ask for it.
 RENEW = f"""
     update process set
@@ -115,7 +117,7 @@ def take_of(entries: int) -> str:
     union = " union all ".join(f"select * from picked_{number}" for number in range(entries))
     living = f"living as materialized (select exists ({ALIVE}) as alive)"
     before = ", ".join([living, *parts]) + ","
-    return TAKE.format(picked=union, before=before, order="entry, rank, order_key, id", number=", job.n")
+    return TAKE.format(picked=union, before=before, order="entry, rank, order_key, id", number=", job.n", beyond=BEYOND)
 
 
 class Numbers:
@@ -216,7 +218,7 @@ def send(c: Session, it: Direct, now: int, ticks: int, boot: str, ring: Sequence
         c.execute(STARTED, (now, *token))
     if it.queues:
         picks = [value for queue in it.queues for value in (queue, it.limit)]
-        claim = (it.process, it.nonce, now, it.starting, now)
+        claim = (it.process, it.nonce, now, it.starting, now, 1, CLAIM_BYTES)
         taken = c.execute(take_of(len(it.queues)), (it.process, *alive, *picks, *claim))
     ids = ids_array([outcome.token.id for outcome in it.outcomes])
     call = (ring[0], *ring) if it.outcomes else [None] * 5

@@ -6,7 +6,7 @@ token in the row that is locked; and what is looked at to decide is looked at af
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from packhorse.job import Claim, JobState, NewJob, Token
@@ -19,8 +19,19 @@ from packhorse.stores.postgres_arrays import columns
 from packhorse.stores.postgres_session import Found, Session
 from packhorse.stores.sql import Subject
 from packhorse.stores.sql_admission import Freed, Runs
-from packhorse.stores.sql_exchange import ENDING, IN_USE, SUCCESS, InUse, as_claim, finish_row, narrow_row, wide_row
+from packhorse.stores.sql_exchange import (
+    ENDING,
+    IN_USE,
+    SUCCESS,
+    InUse,
+    Load,
+    as_claim,
+    finish_row,
+    narrow_row,
+    wide_row,
+)
 
+ID, TASK, BODY = 2, 4, 5  # columns of what is claimed
 FIRST_KEY, LAST_KEY = (-1_000, 0, b""), (1_000, 0, b"")
 INSERT_PAYLOAD = """
     insert into payload (n, id, task, body, created_at, tags)
@@ -136,6 +147,11 @@ CLAIMED_ROW = """
     job.process, job.nonce, job.id, job.epoch, task, body, job.queue, coalesce(-job.priority, job.rank), job.attempts,
     job.losses, created_at, job.expires_at, job.strays, job.suspect
 """
+# The size of a large payload is known without fetching it. Where there is no row of it, there is nothing to carry.
+FITTING = """
+    case when place <= ? or coalesce(sum(octet_length(body)) over (order by place rows unbounded preceding), 0) <= ?
+         then body {beyond} end
+"""
 # The row that was locked is found again by its place. One that moved before it was locked stays for the next claim.
 TAKE = f"""
     with {{before}} picked as materialized (
@@ -150,7 +166,7 @@ TAKE = f"""
         returning process, nonce, id, epoch, queue, priority, rank, attempts, losses, expires_at, strays, suspect, n,
                   place
     )
-    select {CLAIMED_ROW}{{number}}
+    select {CLAIMED_ROW.replace("body", FITTING)}{{number}}
     from taken as job left join payload on payload.id = any(array[job.id]) order by place
 """
 NEXT_OF_ONE = {
@@ -160,7 +176,7 @@ NEXT_OF_ONE = {
     """,
     "order": "rank, order_key, id",
 }
-TAKE_OF_ONE = TAKE.format(before="", **NEXT_OF_ONE, number="")
+TAKE_OF_ONE = TAKE.format(before="", **NEXT_OF_ONE, number="", beyond="")
 TAKE_OF_MANY = TAKE.format(
     before="",
     picked="""
@@ -173,6 +189,7 @@ TAKE_OF_MANY = TAKE.format(
     """,
     order="rank, order_key, id",
     number="",
+    beyond="",
 )
 NTH_OF_MANY = """
     select ready.* from unnest(?::text[]) as name (queue), lateral (
@@ -351,8 +368,8 @@ def take(
     run: int,
     now: int,
     paused: bool,
-) -> list[Claim]:
-    """Claim the first `limit` ready jobs, in the order of the contract."""
+) -> tuple[list[Claim], bool]:
+    """Claim the first `limit` ready jobs, in the order of the contract; whether some were too large to come along."""
     tasks: list[str] = []
     closed: set[str] = set()
     if paused:
@@ -364,51 +381,73 @@ def take(
     entries: list[list[str]] = []
     left = limit
     looked: Found | None = None
+    load = Load()
     for names in open_queues(queues, names_of, closed):
         entries.append(names)
         if tasks:
             taken = _take_unpaused(c, process, nonce, names, left, now, tasks)
             c.execute(BEGIN, (now, process, nonce, starting))
         else:
-            rows = _take(c, process, nonce, names, left, starting, now)
+            rows = _take(c, process, nonce, names, left, starting, now, load)
             looked = look(c)  # what is claimed may come with tickets that were not there before
             more = [as_claim(row) for row in rows]
             claims += more
             taken = len(more)
         left -= taken
         starting = max(0, starting - taken)
-        if left <= 0:
+        if left <= 0 or load.cut:
             break
     if left == limit:
-        return []
+        return [], False
+    if tasks:
+        sql_exchange.bound(c, process, nonce, entries, load)
     used = in_use(looked or look(c))
     runs: Runs = {}
-    if run > 1 and used.permits and not used.pauses:
-        runs = admission.extend_runs(c, process, nonce, queues, run, left, now)
+    if run > 1 and used.permits and not used.pauses and not load.cut:
+        runs = admission.extend_runs(c, process, nonce, queues, run, left, load.room, now)
     if used.unique_keys:
         sql_unique.free_started(c, process, nonce)
     if used.tickets:
         admission.free_started(c, process, nonce)
-    return _claimed(c, process, nonce, entries, runs) if tasks or runs else claims
+    return _claimed(c, process, nonce, entries, runs) if tasks or runs else claims, load.cut
 
 
 def _take(
-    c: Session, process: bytes, nonce: int, names: list[str], limit: int, starting: int, now: int
-) -> Iterable[tuple[Any, ...]]:
+    c: Session, process: bytes, nonce: int, names: list[str], limit: int, starting: int, now: int, load: Load | None
+) -> list[tuple[Any, ...]]:
+    """Without a load, no payload is fetched."""
     claim = (process, nonce, now)
     if len(names) == 1:
-        return c.execute(TAKE_OF_ONE, (names[0], limit, *claim, starting, now))
+        rows = c.execute(TAKE_OF_ONE, (names[0], limit, *claim, starting, now, *_room(load))).fetchall()
+        return rows if load is None else _carried(c, rows, load)
     taken: list[tuple[Any, ...]] = []
     after, last = FIRST_KEY, FIRST_KEY
-    while len(taken) < limit and last != LAST_KEY:
+    while len(taken) < limit and last != LAST_KEY and not (load and load.cut):
         more = limit - len(taken)
         row = c.execute(NTH_OF_MANY, (names, *after, more, more - 1)).fetchone()
         last = row if row is not None else LAST_KEY
         begin = max(0, starting - len(taken))
         # Fewer may come, where others are about to claim some of them; then those behind are next.
-        taken += c.execute(TAKE_OF_MANY, (names, *after, *last, more, *claim, begin, now)).fetchall()
+        rows = c.execute(TAKE_OF_MANY, (names, *after, *last, more, *claim, begin, now, *_room(load))).fetchall()
+        taken += rows if load is None else _carried(c, rows, load)
         after = last
     return taken
+
+
+def _room(load: Load | None) -> tuple[int, int]:
+    return (0, -1) if load is None else (load.first, load.room)
+
+
+def _carried(c: Session, rows: list[tuple[Any, ...]], load: Load) -> list[tuple[Any, ...]]:
+    """Those whose payload came along; the others are given back."""
+    left = (place for place, row in enumerate(rows) if row[BODY] is None and row[TASK] is not None)
+    came = next(left, len(rows))
+    load.take(len(row[BODY] or b"") for row in rows[:came])
+    if came < len(rows):
+        load.cut = True
+        process, nonce = rows[0][:2]
+        c.batched(sql_exchange.GIVE_BACK, [(row[ID],) for row in rows[came:]], process, nonce)
+    return rows[:came]
 
 
 def _take_unpaused(
@@ -417,7 +456,8 @@ def _take_unpaused(
     """Claim, send jobs of paused tasks away to wait, claim as many more; how many stay."""
     taken = 0
     while taken < limit:
-        came = len(list(_take(c, process, nonce, names, limit - taken, 0, now)))
+        # Which are to come along shows when all are there; none of their payloads is fetched before.
+        came = len(_take(c, process, nonce, names, limit - taken, 0, now, None))
         taken += came - admission.park(c, process, nonce, paused)
         if not came:
             break

@@ -39,7 +39,8 @@ NEXT_OF_LINE = """
     select n, id, limited from job indexed by job_waiting where state = 2 and waits_on = ?
     order by rank, order_key, id limit ?
 """
-NEXT_WITH_QUEUE = NEXT_OF_LINE.replace("limited", "limited, queue")
+_SIZE = "(select length(body) from payload where payload.id = job.id)"
+NEXT_WITH_SIZE = NEXT_OF_LINE.replace("limited", f"limited, queue, {_SIZE}")
 HEADS = """
     select job.id, permit.key, permit.n from job indexed by job_held join permit on permit.id = job.id
     where state = 4 and process = ? and nonce = ? and limited = 1
@@ -477,8 +478,13 @@ def free_claimed(c: Session, ended: Sequence[Token], put_back: Sequence[Token]) 
     return freed
 
 
-def extend_runs(c: Session, process: bytes, nonce: int, queues: Selected, run: int, limit: int, now: int) -> Runs:
-    """Claim more jobs that wait for a permit which was just claimed, for one of each key; who is of which run."""
+def extend_runs(
+    c: Session, process: bytes, nonce: int, queues: Selected, run: int, limit: int, room: int, now: int
+) -> Runs:
+    """Claim more jobs that wait for a permit which was just claimed, for one of each key; who is of which run.
+
+    Their payloads find their place in a `room` of so many bytes.
+    """
     c.hold(Subject.ADMISSION)
     heads = {key: (head, n) for head, key, n in c.execute(HEADS, (process, nonce))}
     runs: Runs = {}
@@ -486,8 +492,13 @@ def extend_runs(c: Session, process: bytes, nonce: int, queues: Selected, run: i
         size = min(run - 1, limit)
         if size <= 0:
             break
-        rows = c.execute(NEXT_WITH_QUEUE, (limit_line(key), size)).fetchall()
-        members = list(takewhile(lambda row: row[2] == 1 and any(it.matches(row[3]) for it in queues), rows))
+        rows = c.execute(NEXT_WITH_SIZE, (limit_line(key), size)).fetchall()
+        members = []
+        for row in takewhile(lambda row: row[2] == 1 and any(it.matches(row[3]) for it in queues), rows):
+            room -= row[4] or 0
+            if room < 0:
+                break
+            members.append(row)
         if not members:
             continue
         limit -= len(members)
@@ -553,8 +564,13 @@ def cancel(c: Session, jobs: Sequence[tuple[bytes, int]], reason: str, now: int)
 def give_way(c: Session, id: bytes, new: NewJob, run_at: int | None, now: int) -> bool:
     """Whether the job that has the new one's unique key makes room for it, or stands for both."""
     assert new.terms.unique is not None
-    find = f"select job.n, state from job join payload on payload.n = job.n where payload.id = ? {c.FOR_UPDATE}"
-    n, state = c.execute(find, (id,)).fetchone() or (0, 0)
+    find = (
+        "select job.n, state from job join payload on payload.n = job.n "
+        f"where payload.id = ? and (prune_at is null or prune_at > ?) {c.FOR_UPDATE}"
+    )
+    if (row := c.execute(find, (id, now)).fetchone()) is None:
+        return True  # it is gone, or kept no longer, and would be a handle of nothing
+    n, state = row
     if not 1 <= state <= 3:
         return False
     match new.terms.unique.conflict:

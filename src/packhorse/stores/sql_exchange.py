@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from packhorse.ids import to_text
@@ -12,7 +12,7 @@ from packhorse.job import Claim, JobState, NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.stores import sql_admission as admission
 from packhorse.stores import sql_gates, sql_signals, sql_unique
-from packhorse.stores.contract import FAIR, GATE, RELOAD, Order, OrderKind, fair_line
+from packhorse.stores.contract import CLAIM_BYTES, FAIR, GATE, RELOAD, Order, OrderKind, fair_line
 from packhorse.stores.sql import Session, Subject
 from packhorse.stores.sql_admission import Freed, Runs
 from packhorse.stores.sql_due import BY_ID, LED
@@ -78,6 +78,16 @@ RELOAD_BODY = f"""
     where id = ? and exists (select 1 from entry where entry.id = payload.id and kind = '{RELOAD}')
 """
 FORGET_RELOAD = f"delete from entry where id = ? and kind = '{RELOAD}'"
+# What was just claimed goes back as if it never had been: nobody has seen it.
+GIVE_BACK = """
+    update job indexed by job_held set
+        state = 3, epoch = epoch - 1, process = null, nonce = null, claimed_at = null, started_at = null
+    where state = 4 and process = ? and nonce = ? and id in ({rows:bytea})
+"""
+SIZES = """
+    select job.id, queue, length(body) from job indexed by job_held left join payload on payload.id = job.id
+    where state = 4 and process = ? and nonce = ? order by rank, order_key, job.id
+"""
 IN_USE = """
     select exists (select 1 from permit), exists (select 1 from unique_key), exists (select 1 from ticket),
            exists (select 1 from pause), exists (select 1 from edge)
@@ -266,10 +276,45 @@ def ending_row(outcome: Outcome, now: int) -> tuple[Any, ...]:
     return (*row, outcome.spent)
 
 
+class Load:
+    """The payloads that one exchange carries: a first one of any size, and what fits beside it."""
+
+    def __init__(self) -> None:
+        self.first = 1
+        self.room = CLAIM_BYTES
+        self.cut = False
+
+    def take(self, sizes: Iterable[int]) -> int:
+        """How many of them come along."""
+        number = 0
+        for size in sizes:
+            if not self.first and size > self.room:
+                self.cut = True
+                break
+            self.first = 0
+            self.room = max(0, self.room - size)
+            number += 1
+        return number
+
+
+def bound(c: Session, process: bytes, nonce: int, entries: Sequence[Sequence[str]], load: Load) -> None:
+    """Give back what was claimed by this exchange and is too large to come along."""
+    rows = c.execute(SIZES, (process, nonce)).fetchall()
+    if len(entries) > 1:
+        place = _places(entries)
+        rows.sort(key=lambda row: place.get(row[1], 0))
+    number = load.take(size or 0 for _, _, size in rows)
+    c.batched(GIVE_BACK, [(id,) for id, _, _ in rows[number:]], process, nonce)
+
+
+def _places(entries: Sequence[Sequence[str]]) -> dict[str, int]:
+    return {queue: number for number, names in enumerate(entries) for queue in names}
+
+
 def in_order(claims: list[Claim], entries: Sequence[Sequence[str]], runs: Runs) -> list[Claim]:
     """Of one exchange: by entry, in the order they were claimed, and then what came with them in a run."""
     if len(entries) > 1:
-        place = {queue: number for number, names in enumerate(entries) for queue in names}
+        place = _places(entries)
         claims.sort(key=lambda claim: place.get(claim.queue, 0))
     if runs:
         behind = {id for id, (place, _) in runs.items() if place}

@@ -13,7 +13,7 @@ from packhorse.ids import to_text
 from packhorse.job import JobState, StoredAttempt, StoredJob
 from packhorse.stores import sql_admission as admission
 from packhorse.stores import sql_gates, sql_unique
-from packhorse.stores.contract import FAIR, HURT, ORDERS, RELOAD, Act, Change, Selection, kept_reason
+from packhorse.stores.contract import FAIR, HURT, ORDERS, RELOAD, RESULT_PRUNED, Act, Change, Selection, kept_reason
 from packhorse.stores.sql import Session
 from packhorse.stores.sql_due import BY_ID, DUE, LED
 from packhorse.stores.sql_exchange import (
@@ -34,17 +34,29 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MOMENT = to_microseconds(datetime(9999, 12, 31, tzinfo=UTC))
 COLUMNS = """
     job.id, task, state, queue, coalesce(-priority, rank), attempts, losses, created_at, run_at, expires_at,
-    claimed_at, started_at, finished_at, process, share, tags, reason, failure, result_error, awaits
+    claimed_at, started_at, finished_at, process, share, tags, reason, failure, result_error, awaits, result_until
 """
 VIEW = """
     from payload join job on job.n = payload.n and job.id = payload.id left join ending on ending.id = payload.id
 """
-WIDE = f"select {COLUMNS}, body, result {VIEW}"
+# Who looks at one job finds it as long as it is kept, and not until it is pruned.
+STILL_KEPT = "(prune_at is null or prune_at > ?)"
+WIDE = f"select {COLUMNS}, body, result {VIEW} where payload.id = ? and {STILL_KEPT}"
 MEMBERS = f"""
     select place, {COLUMNS}, body, result
     from member join payload on payload.id = member.id join job on job.n = payload.n
     left join ending on ending.id = payload.id
-    where flow = ? and place > ? order by place limit ?
+    where flow = ? and place > ? and {STILL_KEPT} order by place limit ?
+"""
+MEMBER_SIZES = f"""
+    select length(body) + coalesce(length(result), 0)
+    from member join payload on payload.id = member.id join job on job.n = payload.n
+    left join ending on ending.id = payload.id
+    where flow = ? and place > ? and {STILL_KEPT} order by place limit ?
+"""
+ENTRIES = f"""
+    select kind, name, data from entry where id = ?
+    and exists (select 1 from job where {BY_ID} and {STILL_KEPT}) order by kind, name
 """
 RESEAL = "update payload set body = ? where id = ? and n in (select n from job where state in (6, 7) and n = payload.n)"
 CHANGE = f"""
@@ -232,9 +244,9 @@ def select(
     return f"select {columns} {view} where {where} order by {order} limit ? {locked}", [*parameters, limit]
 
 
-def narrow(row: Sequence[Any]) -> dict[str, Any]:
+def narrow(row: Sequence[Any], now: int) -> dict[str, Any]:
     (id, task, state, queue, rank, attempts, losses, created_at, run_at, expires_at, claimed_at, started_at) = row[:12]
-    finished_at, process, share, tags, reason, failure, result_error, awaits = row[12:]
+    finished_at, process, share, tags, reason, failure, result_error, awaits, result_until = row[12:]
     owned = process is not None and state >= RUNNING
     return {
         "id": to_text(id),
@@ -255,14 +267,20 @@ def narrow(row: Sequence[Any]) -> dict[str, Any]:
         "tags": _tags(tags),
         "reason": reason,
         "failure": envelope(failure),
-        "result_error": result_error,
+        "result_error": RESULT_PRUNED if is_over(result_until, now) else result_error,
         "awaits": awaits,
     }
 
 
-def wide(row: Sequence[Any], failures: tuple[StoredAttempt, ...] = ()) -> StoredJob:
-    payload, result = map(envelope, row[-2:])
-    return StoredJob(**narrow(row[:-2]), payload=payload or b"", result=result, failures=failures)
+def wide(row: Sequence[Any], now: int, failures: tuple[StoredAttempt, ...] = ()) -> StoredJob:
+    result_until, payload, result = row[-3], *map(envelope, row[-2:])
+    if is_over(result_until, now):
+        result = None
+    return StoredJob(**narrow(row[:-2], now), payload=payload or b"", result=result, failures=failures)
+
+
+def is_over(until: object, now: int) -> bool:
+    return isinstance(until, int) and until <= now
 
 
 def attempt(number: int, process: bytes, began: int | None, ended: int, failure: bytes, spent: int) -> StoredAttempt:

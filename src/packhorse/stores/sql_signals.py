@@ -10,7 +10,7 @@ from packhorse.stores.contract import SIGNAL, Signal, Waiter, signal_entry
 from packhorse.stores.sql import Session, Subject
 from packhorse.stores.sql_due import BY_ID, DUE, LED
 
-OF_NAME = "select n, name, data from signal where name = ? and n > ? order by n limit ?"
+OF_NAME = "select n, name, data from signal where name = ? and n > ? and until > ? order by n limit ?"
 WAKE = f"update job set {DUE}, order_key = ? - {LED} where {{which}} returning id"
 DELIVER = """
     insert into entry (id, kind, name, data) {rows:bytea text text bytea}
@@ -33,7 +33,7 @@ def signal(c: Session, name: str, data: bytes, keep: int, now: int) -> int:
 def wait(c: Session, id: bytes, awaits: Awaits, now: int) -> None:
     """The job is scheduled; a signal that is there already makes it due at once."""
     c.hold(Subject.SIGNALS, awaits.signal)
-    if found := signals(c, *awaits, 1):
+    if found := signals(c, *awaits, 1, now):
         _deliver(c, found[0], BY_ID, id, now)
     else:
         c.execute(f"update job set awaits = ? where {BY_ID}", (awaits.signal, id))
@@ -46,8 +46,8 @@ def _deliver(c: Session, signal: Signal, which: str, key: str | bytes, now: int)
     return len(woken)
 
 
-def signals(c: Session, name: str, after: int, limit: int) -> list[Signal]:
-    return [Signal(*row) for row in c.execute(OF_NAME, (name, after, limit))]
+def signals(c: Session, name: str, after: int, limit: int, now: int) -> list[Signal]:
+    return [Signal(*row) for row in c.execute(OF_NAME, (name, after, now, limit))]
 
 
 def waiters(c: Session, after: Waiter, limit: int) -> list[Waiter]:

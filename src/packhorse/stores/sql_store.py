@@ -6,10 +6,11 @@ What is left to each of them: how it reaches its database, the exchange, and wha
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from enum import IntFlag
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from packhorse.clock import SECOND, Clock, to_datetime
 from packhorse.failpoints import failpoint
@@ -209,7 +210,7 @@ class SQLStore(Store):
 
     def signals(self, name: str, after: int = 0, limit: int = 100) -> list[Signal]:
         with self._cursor() as c:
-            return sql_signals.signals(c, name, after, limit)
+            return sql_signals.signals(c, name, after, limit, self.clock.now())
 
     def waiters(self, after: Waiter = NOBODY, limit: int = 100) -> list[Waiter]:
         with self._cursor() as c:
@@ -281,11 +282,9 @@ class SQLStore(Store):
             alive = {id for (id,) in c.execute(live, (boot, ticks))} - set(dead)
             gone = [id for (id,) in c.execute(owners) if id not in alive]
             now = self.clock.now()
-            orphans = [orphan for id in gone for orphan in _orphans(c, id, now, "state = 4 and process = ?", id)]
-            for queue, id in _left_queues(c, alive).items():
-                left = _orphans(c, id, now, "state = 3 and queue = ?", queue)
-                orphans += [orphan._replace(nonce=None) for orphan in left]
-            orphans = sorted(orphans, key=lambda orphan: sql_exchange.comparable([orphan.claim.token.id]))[:limit]
+            left = [_Left(id, HELD_BY, id) for id in gone]
+            left += [_Left(id, LEFT_IN, queue) for queue, id in _left_queues(c, alive).items()]
+            orphans = _orphans(c, left, limit, now)
             c.executemany(ADOPT, [(adopter, nonce, now, orphan.claim.token.id) for orphan in orphans])
             for (id,) in c.execute("select id from process").fetchall():
                 holds = "select 1 from job where state = 4 and process = ?"
@@ -498,29 +497,34 @@ class SQLStore(Store):
         with self._cursor() as c:
             dense = sql_jobs.is_dense(c, selection)
             page = sql_jobs.select(sql_jobs.COLUMNS, selection, after, limit, dense=dense, newest_first=newest_first)
-            return [StoredJob(**sql_jobs.narrow(row)) for row in c.execute(*page)]
+            now = self.clock.now()
+            return [StoredJob(**sql_jobs.narrow(row, now)) for row in c.execute(*page)]
 
     def job(self, id: bytes) -> StoredJob | None:
         with self._cursor() as c:
             return self._job(c, id)
 
     def _job(self, c: Any, id: bytes) -> StoredJob | None:
-        row = c.execute(f"{sql_jobs.WIDE} where payload.id = ?", (id,)).fetchone()
+        now = self.clock.now()
+        row = c.execute(sql_jobs.WIDE, (id, now)).fetchone()
         if row is None:
             return None
         columns = "number, process, started_at, ended_at, failure, spent"
         attempts = c.execute(f"select {columns} from attempt where id = ? order by epoch", (id,)).fetchall()
-        return sql_jobs.wide(row, tuple(sql_jobs.attempt(*attempt) for attempt in attempts))
+        return sql_jobs.wide(row, now, tuple(sql_jobs.attempt(*attempt) for attempt in attempts))
 
     def entries(self, id: bytes) -> list[Entry]:
         with self._cursor() as c:
-            rows = c.execute("select kind, name, data from entry where id = ? order by kind, name", (id,))
+            rows = c.execute(sql_jobs.ENTRIES, (id, id, self.clock.now()))
             return [Entry(*row) for row in rows]
 
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
         with self._cursor() as c:
-            rows = c.execute(sql_jobs.MEMBERS, (flow, after, limit)).fetchall()
-        return [(place, sql_jobs.wide(row)) for place, *row in rows]
+            now = self.clock.now()
+            sizes = c.execute(sql_jobs.MEMBER_SIZES, (flow, after, now, limit))
+            number = sql_exchange.Load().take(size or 0 for (size,) in sizes.fetchall())
+            rows = c.execute(sql_jobs.MEMBERS, (flow, after, now, number)).fetchall() if number else []
+        return [(place, sql_jobs.wide(row, now)) for place, *row in rows]
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:
         count = """
@@ -631,17 +635,44 @@ def _left_queues(c: Session, alive: Collection[bytes]) -> dict[str, bytes]:
     return {queue: owner for queue, owner in found.items() if owner is not None and owner not in alive}
 
 
-def _orphans(c: Session, owner: bytes, now: int, which: str, value: object) -> list[Orphan]:
+HELD_BY, LEFT_IN = "state = 4 and process = ?", "state = 3 and queue = ?"
+
+
+class _Left(NamedTuple):
+    """Jobs of a process that is gone, and how they are found."""
+
+    owner: bytes
+    which: str
+    value: object
+
+
+def _orphans(c: Session, left: Sequence[_Left], limit: int, now: int) -> list[Orphan]:
+    """The first of them all by id, as many as may be carried at once: their sizes are looked at first."""
+    sizes = "select job.id, length(body) from job left join payload on payload.id = job.id"
+    found: list[tuple[Any, int, int]] = []  # id, size, and whose it is
+    for place, (_, which, value) in enumerate(left):
+        rows = c.execute(f"{sizes} where {which} order by job.id limit ? {c.FOR_UPDATE}", (value, limit))
+        found += [(id, size or 0, place) for id, size in rows]
+    found = sorted(found, key=lambda one: sql_exchange.comparable(one[:1]))[:limit]
+    found = found[: sql_exchange.Load().take(size for _, size, _ in found)]
+    chosen = Counter(place for _, _, place in found)
+    orphans = [orphan for place, number in chosen.items() for orphan in _orphans_of(c, left[place], number, now)]
+    return sorted(orphans, key=lambda orphan: sql_exchange.comparable([orphan.claim.token.id]))
+
+
+def _orphans_of(c: Session, left: _Left, number: int, now: int) -> list[Orphan]:
+    owner, which, value = left
     columns = "id, role, host, pid, queues, supervisor"
     row = c.execute(f"select {columns} from process where id = ?", (owner,)).fetchone()
     info = ProcessInfo(*row) if row else stranger(owner if type(owner) is bytes else b"")
-    rows = c.execute(
-        "select" + sql_exchange.CLAIM_COLUMNS.format(index="") + f"where {which} order by job.id {c.FOR_UPDATE}",
-        (value,),
-    )
+    first = f"where {which} order by job.id limit ?"
+    rows = c.execute("select" + sql_exchange.CLAIM_COLUMNS.format(index="") + first, (value, number))
     claims = [sql_exchange.as_claim(claim) for claim in rows]
-    began = dict(c.execute(f"select id, started_at from job where {which}", (value,)).fetchall())
-    return [Orphan(claim, info, _ago(began[claim.token.id], now), claim.token.nonce) for claim in claims]
+    began = dict(c.execute(f"select id, started_at from job {first}", (value, number)).fetchall())
+    return [
+        Orphan(claim, info, _ago(began.get(claim.token.id), now), claim.token.nonce if which == HELD_BY else None)
+        for claim in claims
+    ]
 
 
 def _ago(moment: int | None, now: int) -> int | None:

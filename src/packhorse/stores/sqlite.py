@@ -121,10 +121,10 @@ class SQLiteStore(SQLStore):
                 in_use = in_use._replace(permits=True, tickets=in_use.tickets or self._admission.gave_tickets)
             entries: list[list[str]] = []
             runs: Runs = {}
-            claims = None
+            claims, cut = None, False
             if alive and limit:
                 taken = sqlite_exchange.take(c, process, nonce, queues, limit, starting, run, now, in_use)
-                entries, runs = taken
+                entries, runs, cut = taken
             if not outcomes and not started and not entries and c.total_changes == before:
                 c.undo()  # another worker was first; a renewed lease alone is not worth a commit
                 return Exchanged([], [], alive, now)
@@ -137,7 +137,7 @@ class SQLiteStore(SQLStore):
         if claims is None:
             with self._cursor() as c:
                 claims = sqlite_exchange.claimed(c, process, nonce, entries, runs)
-        return Exchanged(claims, refused, alive, now)
+        return Exchanged(claims, refused, alive, now, cut)
 
     def _nothing_to_do(self, process: bytes, queues: Selected, limit: int) -> Exchanged | None:
         """A look without the write lock; None where there is something to claim."""

@@ -13,12 +13,14 @@ from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 from packhorse.stores import sql_admission as admission
 from packhorse.stores import sql_exchange, sql_gates, sql_unique
+from packhorse.stores.contract import EXCHANGE_JOBS, LARGE
 from packhorse.stores.sql_admission import Freed, Runs
 from packhorse.stores.sql_exchange import (
     CLAIM_COLUMNS,
     ENDING,
     SUCCESS,
     InUse,
+    Load,
     as_claim,
     finish_row,
     heeded,
@@ -85,6 +87,8 @@ BEGIN = """
         order by rank, order_key, id limit ?
     )
 """
+# Answered by its index, in which most stores have nothing.
+ANY_LARGE = f"select 1 from payload indexed by payload_large where length(body) > {LARGE} limit 1"
 CLAIMED = (
     "select"
     + CLAIM_COLUMNS.format(index="indexed by job_held")
@@ -163,8 +167,12 @@ def take(
     run: int,
     now: int,
     in_use: InUse,
-) -> tuple[list[list[str]], Runs]:
-    """Claim the first `limit` ready jobs; the queues that served, one list for each entry, and who is of which run."""
+) -> tuple[list[list[str]], Runs, bool]:
+    """Claim the first `limit` ready jobs.
+
+    The queues that served, one list for each entry; who is of which run; and whether some were too large to come along.
+    """
+    asked = limit
     served: list[list[str]] = []
     runs: Runs = {}
     paused = _paused(c, "task", now) if in_use.pauses else []
@@ -188,13 +196,16 @@ def take(
         starting = max(0, starting - taken)
         if limit <= 0:
             break
-    if served and run > 1 and in_use.permits and not in_use.pauses:
-        runs = admission.extend_runs(c, process, nonce, queues, run, limit, now)
+    load = Load()
+    if served and (asked > EXCHANGE_JOBS or c.execute(ANY_LARGE).fetchone() is not None):
+        sql_exchange.bound(c, process, nonce, served, load)
+    if served and run > 1 and in_use.permits and not in_use.pauses and not load.cut:
+        runs = admission.extend_runs(c, process, nonce, queues, run, limit, load.room, now)
     if served and in_use.unique_keys:
         sql_unique.free_started(c, process, nonce)
     if served and in_use.tickets:
         admission.free_started(c, process, nonce)
-    return served, runs
+    return served, runs, load.cut
 
 
 def _take_unpaused(

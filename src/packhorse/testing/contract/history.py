@@ -15,7 +15,7 @@ from packhorse.limits import FREE, Claimed, Conflict, Hold, Pace, Terms, UniqueC
 from packhorse.outcome import Outcome
 from packhorse.queues import parse_queues
 from packhorse.stores import Store
-from packhorse.stores.contract import Exchanged, ProcessInfo, Promoted, StoredSchedule
+from packhorse.stores.contract import CLAIM_BYTES, Exchanged, ProcessInfo, Promoted, StoredSchedule
 from packhorse.testing.contract.helpers import id_of
 from packhorse.testing.contract.model import Model
 
@@ -26,6 +26,7 @@ TASKS = ["birds.count", "birds.feed"]
 KEYS = ["a/1", "a/2", "b/1"]
 RATES = ["a/1", "r/1"]
 SHARES = ["ann", "bob", "eve"]
+HEAVY = bytes(CLAIM_BYTES * 2 // 5)
 SOME_IDS = [id_of(f"{number:02}") for number in range(24)]
 
 processes = st.sampled_from(PROCESSES)
@@ -120,6 +121,7 @@ class History(RuleBasedStateMachine):
         self.shown: dict[str, object] = {}
         self.kind = "plain"
         self.subjects: set[str] = set()
+        self.heavy = 0  # jobs to come with payloads so large that two go into one exchange, and three do not
         self.made = 0  # jobs with ids of their own
         self.used: set[bytes] = set()
         self.seen: list[StoredSchedule] = []  # as they were when somebody looked
@@ -220,6 +222,9 @@ class History(RuleBasedStateMachine):
         if id in self.used and id not in self.model.facts:
             id = self.new_id()  # clients never use one twice: by its id, much is known of a job that is gone
         self.used.add(id)
+        if self.heavy > 0 and fields["payload"] == b"two":
+            self.heavy -= 1
+            fields["payload"] = HEAVY
         return NewJob(id, **fields, **moments)
 
 

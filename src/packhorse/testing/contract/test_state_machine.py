@@ -152,9 +152,13 @@ class Histories(Flows, Signals, Schedules):
         kind=st.sampled_from(["plain", "limits", "limits", "rates", "shares"]),
         subjects=st.sampled_from([[], ["flows"], ["flows"], ["signals"], ["schedules"], SUBJECTS]),
         declared=rows,
+        heavy=st.sampled_from([0, 0, 0, 4]),
     )
-    def begin(self, wanted: list[dict[str, Any]], kind: str, subjects: list[str], declared: dict[str, Any]) -> None:
+    def begin(
+        self, wanted: list[dict[str, Any]], kind: str, subjects: list[str], declared: dict[str, Any], heavy: int
+    ) -> None:
         self.kind = kind
+        self.heavy = heavy
         self.subjects = set(subjects)
         for process in PROCESSES[:3]:
             self.both("enroll", ProcessInfo(process, "worker", "here", 7, "*", PROCESSES[3]), 30 * SECOND)

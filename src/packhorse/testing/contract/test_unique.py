@@ -287,11 +287,11 @@ def test_a_key_is_free_when_its_job_has_finished(
 def test_a_key_held_for_a_time_is_held_so_long(
     store: Store, worker: Worker, clock: ManualClock, ending: Callable, conflict: UniqueConflict
 ):
-    """Whatever becomes of its job, even where that is no longer known; counted from its enqueueing."""
+    """However its job ends, as long as that is kept; counted from its enqueueing."""
     insert(store, sole("a", lasting=10 * SECOND))
     clock.advance(4)
-    worker.finish(ending(worker.claim_one()))
-    store.prune(Retention(0, 0, 0), 10)
+    worker.finish(ending(worker.claim_one())._replace(keep=None))
+    store.prune(Retention(None, None, None), 10)
     clock.advance(5.999_999)
     assert stands_for(store, later(conflict, lasting=10 * SECOND)) == "a"
     assert store.job(id_of("b")) is None

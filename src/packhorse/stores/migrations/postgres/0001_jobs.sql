@@ -170,7 +170,7 @@ create table unique_key (
     key         text collate "C" not null primary key,
     id          bytea not null,
     until_start smallint not null,
-    lapses_at   bigint                          -- held so long, whatever becomes of the job
+    lapses_at   bigint                          -- held so long, if the job is kept
 );
 
 create index unique_key_of_job on unique_key (id);

@@ -73,6 +73,8 @@ create table payload (
     check (created_at < '')
 ) without rowid;
 
+create index payload_large on payload (id) where length(body) > 4194;
+
 create table ending (
     id           blob not null primary key,
     result       blob,
@@ -191,7 +193,7 @@ create table unique_key (
     key         text    not null primary key,
     id          blob    not null,
     until_start integer not null,
-    lapses_at   integer                         -- held so long, whatever becomes of the job
+    lapses_at   integer                         -- held so long, if the job is kept
 ) without rowid;
 
 create index unique_key_of_job on unique_key (id);

@@ -16,6 +16,7 @@ from packhorse.job import Claim, JobState, StoredAttempt, StoredJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 from packhorse.stores.contract import (
+    CLAIM_BYTES,
     RELOAD,
     RESULT_PRUNED,
     Act,
@@ -80,7 +81,9 @@ class Model(Schedules, Signals):
                 self.running[token.id]["started_at"] = now
         alive = self._lives(process)
         claims = []
-        for number, id in enumerate(self._pick(queues, limit, now) if alive else []):
+        picked = self._pick(queues, limit, now) if alive else []
+        carried = self._carried(picked)
+        for number, id in enumerate(carried):
             self._take_away(id)
             self._drop_tickets(id)
             if (unique := self.facts[id]["new"].terms.unique) is not None and unique.until_start:
@@ -93,7 +96,17 @@ class Model(Schedules, Signals):
             claims.append(self._claim(token))
         if alive and (outcomes or started or claims):
             self._prolong(process)
-        return Exchanged(claims, refused, alive, now)
+        return Exchanged(claims, refused, alive, now, cut=carried != picked)
+
+    def _carried(self, ids: list[bytes]) -> list[bytes]:
+        """As many of the first as find their place in one exchange, and one in any case."""
+        carried: list[bytes] = []
+        for id in ids:
+            payloads = [self.facts[it]["new"].payload for it in [*carried, id]]
+            if carried and sum(map(len, payloads)) > CLAIM_BYTES:
+                break
+            carried.append(id)
+        return carried
 
     def _is_good(self, token: Token) -> bool:
         return token.id in self.running and self.running[token.id]["token"] == token
@@ -265,7 +278,8 @@ class Model(Schedules, Signals):
             return process in dead or not self._lives(process)
 
         orphans = []
-        for id in sorted(id for id, held in self.running.items() if gone(held["token"].process))[:limit]:
+        left = sorted(id for id, held in self.running.items() if gone(held["token"].process))
+        for id in self._carried(left[:limit]):
             before = self.running[id]["token"]
             owner = self.enrolled[before.process]["info"]
             self.facts[id]["epoch"] += 1
@@ -459,14 +473,18 @@ class Model(Schedules, Signals):
         return [self._view(id, {}) for id in found[:limit]]
 
     def job(self, id: bytes) -> StoredJob | None:
-        if id not in self.facts:
+        if not self._is_there(id):
             return None
         rows = tuple(
             StoredAttempt(number, to_text(process), _time(began), to_datetime(ended), failure, spent)
             for number, process, began, ended, failure, spent in self.facts[id]["rows"]
         )
-        result = self.finished[id]["result"] if id in self.finished else None
+        result = None if id not in self.finished or self._result_is_over(id) else self.finished[id]["result"]
         return self._view(id, {"payload": self.facts[id]["new"].payload, "failures": rows, "result": result})
+
+    def _result_is_over(self, id: bytes) -> bool:
+        until = self.finished[id]["result_until"]
+        return until is not None and until <= self.clock.now()
 
     def _view(self, id: bytes, wide: Facts) -> StoredJob:
         facts = self.facts[id]
@@ -492,13 +510,13 @@ class Model(Schedules, Signals):
             tags=new.tags,
             failure=ending["failure"] if ending else None,
             reason=ending["reason"] if ending else None,
-            result_error=ending["result_error"] if ending else None,
+            result_error=None if not ending else RESULT_PRUNED if self._result_is_over(id) else ending["result_error"],
             awaits=facts["awaits"],
             **wide,
         )
 
     def entries(self, id: bytes) -> list[Entry]:
-        kept = self.facts[id]["entries"] if id in self.facts else {}
+        kept = self.facts[id]["entries"] if self._is_there(id) else {}
         return [Entry(kind, name, kept[kind, name]) for kind, name in sorted(kept)]
 
     def members(self, flow: bytes, after: int = -1, limit: int = 100) -> list[tuple[int, StoredJob]]:
@@ -507,7 +525,12 @@ class Model(Schedules, Signals):
             job = self.job(id)
             if place > after and job is not None:
                 found.append((place, replace(job, failures=())))
-        return found[:limit]
+        page: list[tuple[int, StoredJob]] = []
+        for one in found[:limit]:
+            if page and sum(len(job.payload) + len(job.result or b"") for _, job in [*page, one]) > CLAIM_BYTES:
+                break
+            page.append(one)
+        return page
 
     def flow_counts(self, flow: bytes) -> dict[JobState, int]:
         ids = self._of_flow(flow)

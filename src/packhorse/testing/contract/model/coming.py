@@ -68,6 +68,8 @@ class Coming(Admission):
         id, lapses_at = self.keys.get(unique.key, (b"", None))
         if id == b"" or (lapses_at is not None and lapses_at <= now):
             return None
+        if not self._is_there(id):
+            return None
         if id not in self.scheduled and id not in self.waiting and id not in self.ready:
             return id
         facts = self.facts[id]

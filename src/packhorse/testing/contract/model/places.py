@@ -38,6 +38,11 @@ class Places:
         [place] = places
         return place
 
+    def _is_there(self, id: bytes) -> bool:
+        """Whether it is known, and kept still, whenever it will be pruned."""
+        prune_at = self.finished[id]["prune_at"] if id in self.finished else None
+        return id in self.facts and (prune_at is None or self.clock.now() < prune_at)
+
     def has_ended(self, id: bytes) -> bool:
         return id not in self.facts or id in self.finished
 

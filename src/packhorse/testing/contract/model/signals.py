@@ -34,7 +34,9 @@ class Signals(Gates):
         self._become_due(id, now)
 
     def signals(self, name: str, after: int = 0) -> list[Signal]:
-        return [it["signal"] for it in self.kept if it["signal"].name == name and it["signal"].n > after]
+        now = self.clock.now()
+        there = [it["signal"] for it in self.kept if now < it["until"]]
+        return [signal for signal in there if signal.name == name and signal.n > after]
 
     def waiters(self) -> list[Waiter]:
         return sorted(Waiter(facts["awaits"], id) for id, facts in self.facts.items() if facts["awaits"] is not None)
