@@ -17,6 +17,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal
 
+from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.errors import StoreUnavailable
 from packhorse.logs import configure
@@ -82,7 +83,8 @@ def main() -> None:
 
 def run(given: dict[str, Any], line: IO[bytes], report_fd: int) -> None:
     id, supervisor = bytes.fromhex(given.pop("id")), bytes.fromhex(given.pop("supervisor"))
-    report = Report(report_fd)
+    report = forks.keep_private(Report(report_fd))
+    forks.keep_private(line)
     plan = Plan(**given)
     configure(plan.log_level, plan.log_format)
     _share_heaps()
@@ -93,8 +95,8 @@ def run(given: dict[str, Any], line: IO[bytes], report_fd: int) -> None:
     name_process(f"{plan.role} {app.name}")
     # The terminal sends INT to everybody; the supervisor alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: process.stop())
-    signal.signal(signal.SIGUSR1, lambda *_: process.quiet())
+    forks.handle(signal.SIGTERM, lambda *_: process.stop())
+    forks.handle(signal.SIGUSR1, lambda *_: process.quiet())
     threading.Thread(target=_listen, args=(line, process), name="packhorse-line", daemon=True).start()
     report({"ready": True})
     with local_tasks(app, id) if plan.role == "worker" else nullcontext():
@@ -138,6 +140,9 @@ class Report:
         os.set_blocking(fd, False)
         os.set_inheritable(fd, False)
         self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
 
     def __call__(self, said: dict[str, Any]) -> None:
         with suppress(OSError):

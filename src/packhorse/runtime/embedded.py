@@ -8,6 +8,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
+from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.errors import ConfigError
 from packhorse.queues import parse_queues
@@ -39,6 +40,7 @@ class Embedded:
         ]
 
     def __enter__(self) -> Self:
+        self._entered_in = forks.generation
         for thread in self._threads:
             thread.start()
         self._local.__enter__()
@@ -47,6 +49,8 @@ class Embedded:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if forks.generation != self._entered_in:
+            return  # of a child that the program has forked: the threads are its parent's
         grace = self._app.settings.shutdown_timeout
         for process, thread in zip(self._processes, self._threads, strict=True):
             process.stop(within=math.inf)  # a job that takes longer keeps its lease as long as this program lives
@@ -78,8 +82,8 @@ def run_here(app: Packhorse, queues: str, concurrency: int, *, burst: bool = Fal
             process.stop(within=0 if at_once else None)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, stop)
-    signal.signal(signal.SIGUSR1, lambda *_: worker.quiet())
+        forks.handle(number, stop)
+    forks.handle(signal.SIGUSR1, lambda *_: worker.quiet())
     threads = [threading.Thread(target=process.run, daemon=True) for process in processes]
     for thread in threads:
         thread.start()

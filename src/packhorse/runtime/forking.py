@@ -15,6 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+from packhorse import forks
 from packhorse.runtime.loading import here_first
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -29,6 +30,7 @@ class Forked:
         theirs, self._line = CONTEXT.Pipe(duplex=False)
         self._report, report = CONTEXT.Pipe(duplex=False)
         self._process = CONTEXT.Process(target=_begin, args=(main, json.dumps(plan), theirs, report))
+        forks.keep_private(self._line)
         with theirs, report:
             self._process.start()
 
@@ -68,4 +70,6 @@ class Forked:
 
 def _begin(main: Callable[..., None], plan: str, line: Connection, report: Connection) -> None:
     signal.set_wakeup_fd(-1)
-    main(json.loads(plan), os.fdopen(os.dup(line.fileno()), "rb"), os.dup(report.fileno()))
+    with line, report:
+        ours, reporting = os.fdopen(os.dup(line.fileno()), "rb"), os.dup(report.fileno())
+    main(json.loads(plan), ours, reporting)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.clock import length
 from packhorse.failpoints import failpoint
@@ -54,6 +55,8 @@ class Started(subprocess.Popen[bytes]):
             raise
         finally:
             os.close(writing)
+        assert self.stdin is not None
+        forks.keep_private(self.stdin)
 
     def report(self) -> int:
         """A descriptor to hear it on."""
@@ -91,7 +94,7 @@ class Child:
         failpoint("supervisor.after_start")
 
     def _listen(self, fd: int) -> None:
-        with os.fdopen(fd, "rb") as lines:
+        with forks.keep_private(os.fdopen(fd, "rb")) as lines:
             for line in lines:
                 with suppress(ValueError):  # its last words may be cut off
                     self._hear(json.loads(line))
@@ -161,11 +164,10 @@ class Supervisor:
 
     def run(self) -> int:
         """Until a signal, or until the workers have done their part; the exit status."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGQUIT, self._on_signal)
-        signal.signal(signal.SIGUSR1, self._on_quiet)
-        signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            forks.handle(number, self._on_signal)
+        forks.handle(signal.SIGUSR1, self._on_quiet)
+        forks.handle(signal.SIGCHLD, lambda *_: self._wake.set())
         self._enroll(self._id)
         self._app.hooks.call("start", "supervisor", to_text(self._id))
         for plan in self._plans:

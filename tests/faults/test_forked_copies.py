@@ -1,0 +1,109 @@
+"""A forked child of a task is a copy of its worker. It performs nothing, answers nothing, and ends where the task ends."""
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harness import Place, Workers
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+QUICK_ONES = 300
+ENDS = {"exit": "ended-5", "exec": "ended-1", "raise": "ended-1", "return": "ended-0"}
+
+
+def of_session(leader: int) -> list[int]:
+    """Processes that somebody in the session of that one has started, and that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (folder / "stat").read_text().rpartition(") ")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == leader and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def all_gone(workers: Workers) -> None:
+    wait_until(lambda: not of_session(workers.process.pid), "no process is left behind")
+
+
+def check_each_once(place: Place, forking: dict[str, str], quick: dict[str, str]) -> None:
+    """`forking` and `quick` map ids to keys: each job was performed once, and its outcome is its own."""
+    for id, key in (forking | quick).items():
+        assert place.app.job(id).result(0) == key
+    started = Counter(line.key for line in place.lines(what="start"))
+    assert started == Counter(dict.fromkeys([*forking.values(), *quick.values()], 1))
+    place.app.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "isolated_"])
+def test_a_copy_that_comes_back_performs_nothing(place: Place, prefix: str):
+    """Out of a thread, a coroutine, and a thread beside the loop, each in every way there is; quick jobs wait behind."""
+    calls = [
+        *((task, how) for task in ("split", "asplit", "split_aside") for how in ENDS),
+        ("asplit", "await"),
+    ]
+    forking, quick = {}, {}
+    for task, how in calls:
+        key = f"{task}-{how}"
+        forking[place.enqueue(prefix + task, key, how)] = key
+    keys = [f"quick-{n}" for n in range(QUICK_ONES if not prefix else 20)]
+    for task in ("echo", "aecho") if not prefix else ("isolated_echo",):
+        named = [f"{task}-{key}" for key in keys]
+        quick |= dict(zip(place.enqueue_many(task, *((key,) for key in named)), named, strict=True))
+    workers = place.workers("--concurrency", "2")
+    place.wait_all_finished()
+    assert workers.stop() == 0
+    all_gone(workers)
+    check_each_once(place, forking, quick)
+    ended = {line.key: line.what for line in place.lines() if line.what.startswith("ended")}
+    assert ended == {f"{task}-{how}": ENDS.get(how, "ended-1") for task, how in calls}
+    assert "lost its process" not in workers.log
+    assert workers.log.count("ValueError: in the forked child") == 3
+    place.check([*forking, *quick])
+
+
+@pytest.mark.parametrize("prefix", ["", "isolated_"])
+def test_term_ends_a_forked_child_that_sleeps(place: Place, prefix: str):
+    """The worker's own handler would only set a flag in it. And it holds nothing of its worker's open."""
+    id = place.enqueue(f"{prefix}leave_asleep", "asleep")
+    workers = place.workers("--concurrency", "2")
+    place.wait_state(id, "succeeded")
+    child = place.app.job(id).result(0)
+    place.app.close()
+    handle = os.pidfd_open(child)
+    try:
+        assert lines_of(child, "pipe") & lines_of(workers.process.pid, "pipe") == set()
+        assert lines_of(child, "socket") == set()
+        assert workers.stop() == 0
+        workers.wait_children_gone()
+        assert of_session(workers.process.pid) == [child]
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        all_gone(workers)
+    finally:
+        os.close(handle)
+
+
+def lines_of(pid: int, kind: str) -> set[str]:
+    """Pipes or sockets that it has open, besides standard output."""
+    links = {int(fd): os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    return {link for fd, link in links.items() if fd > 2 and link.startswith(kind)}
+
+
+@pytest.mark.parametrize("prefix", ["", "isolated_"])
+def test_children_that_behave_work_as_ever(place: Place, prefix: str):
+    ids = [place.enqueue(f"{prefix}pool", f"pool-{n}") for n in range(2)]
+    workers = place.workers("--concurrency", "2")
+    place.wait_all_finished()
+    assert [place.app.job(id).result(0) for id in ids] == [[0, 0, 1, 4, 9]] * 2
+    place.app.close()
+    assert workers.stop() == 0
+    all_gone(workers)
+    place.check(ids)
+    assert len(place.lines(what="finish")) == 4
