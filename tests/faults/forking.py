@@ -109,3 +109,87 @@ def add_forking(app: Packhorse, ledger: Ledger) -> None:
 
 def _square(number: int) -> int:
     return number * number
+
+
+EVERYWHERE = '''
+"""An application in which everything that is not a task forks. Each line of the ledger is what did, and how its child ended."""
+import os
+from contextlib import contextmanager
+from packhorse import Middleware, Packhorse, every
+from packhorse.pickling import PickleCodec
+
+app = Packhorse("everywhere", os.environ["STORE"], heartbeat=0.25, lease=10.0, polling_interval=0.2)
+
+def fork(what):
+    if "ENQUEUING" in os.environ:
+        return
+    if (child := os.fork()) == 0:
+        raise SystemExit(5)
+    note(f"{what} {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+
+def note(text):
+    fd = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(fd, f"{text}\\n".encode())
+    os.close(fd)
+
+@app.hook("start")
+@app.hook("stop")
+@app.hook("exit")
+def hook(occasion):
+    fork(f"{occasion.when}-{occasion.role}")
+
+@app.subscribe("succeeded")
+def subscriber(event):
+    fork(f"subscriber-{event.task}")
+
+def reporter(told):
+    fork(f"reporter-{told.context.task}")
+
+app.error_reporters.append(reporter)
+
+class Around(Middleware):
+    def enqueue(self, draft):
+        fork(f"enqueue-{draft.task}")
+        return draft
+
+    @contextmanager
+    def perform(self, context):
+        fork(f"before-{context.task}")
+        yield
+        fork(f"after-{context.task}")
+
+app.use(Around())
+
+class Forking(PickleCodec):
+    def decode(self, data):
+        fork("decode")
+        return super().decode(data)
+
+    def encode(self, value):
+        fork("encode")
+        return super().encode(value)
+
+def backoff(attempt, error):
+    fork("backoff")
+    return 0.01
+
+@app.task(name="plain", codec=Forking())
+def plain():
+    note("done")
+    return "plain"
+
+@app.task(name="along", codec=Forking())
+async def along():
+    note("done")
+    return "along"
+
+@app.task(name="failing", retries=1, backoff=backoff)
+def failing():
+    note("done")
+    raise ValueError("as planned")
+
+@app.recurring(every(1))
+@app.task(name="due")
+def due():
+    note("done")
+'''

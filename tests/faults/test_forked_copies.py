@@ -2,17 +2,22 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.faults.forking import EVERYWHERE
 from tests.faults.harness import Place, Workers
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 QUICK_ONES = 300
+ROLES = ("supervisor", "worker", "dispatcher", "scheduler")
 ENDS = {"exit": "ended-5", "exec": "ended-1", "raise": "ended-1", "return": "ended-0"}
 
 
@@ -107,3 +112,49 @@ def test_children_that_behave_work_as_ever(place: Place, prefix: str):
     all_gone(workers)
     place.check(ids)
     assert len(place.lines(what="finish")) == 4
+
+
+def test_whatever_forks_its_copies_end(tmp_path: Path):
+    """Hooks in every process, subscribers, error reporters, middleware, codecs, backoff: all called by our own code."""
+    tmp_path.chmod(0o700)
+    (tmp_path / "everywhere.py").write_text(EVERYWHERE)
+    ledger = tmp_path / "ledger"
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PACKHORSE_")}
+    environment |= {"STORE": store, "LEDGER": str(ledger)}
+    enqueue = "from everywhere import *; [it.enqueue() for it in (plain, along, failing)]"
+    command = [sys.executable, "-c", enqueue]
+    subprocess.run(command, cwd=tmp_path, env=environment | {"ENQUEUING": "yes"}, check=True, timeout=60)
+    expected = Counter(f"{when}-{role} 5" for when in ("start", "stop", "exit") for role in ROLES)
+    for task in ("plain", "along"):
+        expected.update([f"before-{task} 5", f"after-{task} 5", f"subscriber-{task} 5", "decode 5", "encode 5", "done"])
+    expected.update({"before-failing 5": 2, "reporter-failing 5": 2, "done": 2, "backoff 5": 1})
+
+    def seen() -> Counter[str]:
+        lines = ledger.read_text().splitlines() if ledger.exists() else []
+        return Counter(lines)
+
+    workers = subprocess.Popen(
+        [sys.executable, "-m", "packhorse", "worker", "everywhere:app", "--processes", "1"],
+        cwd=tmp_path,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        begun = {it for it in expected if not it.startswith(("stop", "exit"))} | {"enqueue-due 5", "subscriber-due 5"}
+        wait_until(lambda: begun <= set(seen()), "everything has forked")
+        wait_until(lambda: seen()["reporter-failing 5"] == 2, "the last attempt has ended")
+        workers.send_signal(signal.SIGTERM)
+        assert workers.wait(60) == 0
+        wait_until(lambda: not of_session(workers.pid), "no process is left behind")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(workers.pid, signal.SIGKILL)
+        workers.wait()
+    found = seen()
+    due = found["before-due 5"]
+    assert due >= 1
+    assert found.pop("enqueue-due 5") >= due
+    assert [found.pop(f"{it}-due 5") for it in ("before", "after", "subscriber")] == [due] * 3
+    found["done"] -= due
+    assert found == expected
