@@ -112,7 +112,7 @@ def _square(number: int) -> int:
 
 
 EVERYWHERE = '''
-"""An application in which everything that is not a task forks. Each line of the ledger is what did, and how its child ended."""
+"""All but the tasks forks. Each line of the ledger says what did, and how its child ended."""
 import os
 from contextlib import contextmanager
 from packhorse import Middleware, Packhorse, every

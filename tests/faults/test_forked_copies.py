@@ -1,4 +1,4 @@
-"""A forked child of a task is a copy of its worker. It performs nothing, answers nothing, and ends where the task ends."""
+"""A forked child of a task is a copy of its worker: it performs nothing, answers nothing, and ends with the task."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.forking import EVERYWHERE
 from tests.faults.harness import Place, Workers
+from tests.faults.processes import of_session
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -19,19 +20,6 @@ pytestmark = pytest.mark.slow
 QUICK_ONES = 300
 ROLES = ("supervisor", "worker", "dispatcher", "scheduler")
 ENDS = {"exit": "ended-5", "exec": "ended-1", "raise": "ended-1", "return": "ended-0"}
-
-
-def of_session(leader: int) -> list[int]:
-    """Processes that somebody in the session of that one has started, and that have not ended."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, _, session = (folder / "stat").read_text().rpartition(") ")[2].split()[:4]
-        except OSError:
-            continue
-        if int(session) == leader and state != "Z":
-            found.append(int(folder.name))
-    return found
 
 
 def all_gone(workers: Workers) -> None:
@@ -49,12 +37,13 @@ def check_each_once(place: Place, forking: dict[str, str], quick: dict[str, str]
 
 @pytest.mark.parametrize("prefix", ["", "isolated_"])
 def test_a_copy_that_comes_back_performs_nothing(place: Place, prefix: str):
-    """Out of a thread, a coroutine, and a thread beside the loop, each in every way there is; quick jobs wait behind."""
+    """Out of a thread, a coroutine, and a thread beside the loop, in every way there is; quick jobs wait behind."""
     calls = [
         *((task, how) for task in ("split", "asplit", "split_aside") for how in ENDS),
         ("asplit", "await"),
     ]
-    forking, quick = {}, {}
+    forking: dict[str, str] = {}
+    quick: dict[str, str] = {}
     for task, how in calls:
         key = f"{task}-{how}"
         forking[place.enqueue(prefix + task, key, how)] = key

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Literal
 
 from packhorse import forks
@@ -25,7 +25,7 @@ from packhorse.queues import parse_queues
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.exits import RECYCLED, UNDRAINED
 from packhorse.runtime.isolated import Pool
-from packhorse.runtime.loading import load_app
+from packhorse.runtime.loading import load_app, start_folder
 from packhorse.runtime.local import local_tasks
 from packhorse.runtime.process import Process, Role, Trouble
 from packhorse.runtime.scheduler import Scheduler
@@ -54,6 +54,7 @@ class Plan:
     preload: bool = False
     log_level: str = "WARNING"
     log_format: Literal["text", "json"] = "text"
+    folder: str = field(default_factory=start_folder)
 
     def told(self, id: bytes, supervisor: bytes) -> dict[str, Any]:
         """Everything a child must know."""
@@ -71,7 +72,7 @@ class Plan:
             burst=self.burst,
             max_jobs=self.max_jobs,
             recycle=Recycle(self.recycle_jobs, self.recycle_memory),
-            pool=Pool(app, self.app, self.log_level, self.log_format),
+            pool=Pool(app, self.app, self.folder, self.log_level, self.log_format),
         )
 
 
@@ -90,7 +91,7 @@ def run(given: dict[str, Any], line: IO[bytes], report_fd: int) -> None:
     _share_heaps()
     if plan.cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {plan.cpu})
-    app = load_app(plan.app)
+    app = load_app(plan.app, plan.folder)
     process = Process(app, _made(plan, app), id=id, supervisor=supervisor, report=report)
     name_process(f"{plan.role} {app.name}")
     # The terminal sends INT to everybody; the supervisor alone decides what it means.

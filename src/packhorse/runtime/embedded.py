@@ -15,9 +15,10 @@ from packhorse.queues import parse_queues
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.exits import UNDRAINED
 from packhorse.runtime.isolated import Pool
-from packhorse.runtime.loading import path_of
+from packhorse.runtime.loading import path_of, start_folder
 from packhorse.runtime.local import local_tasks
 from packhorse.runtime.process import Process
+from packhorse.runtime.reloading import heed_end
 from packhorse.runtime.scheduler import Scheduler
 from packhorse.runtime.worker import Worker
 
@@ -67,7 +68,7 @@ def _processes(
             f"Task {names[0]!r} wants a process of its own, which has to import this application: keep it in a "
             "variable of a module, or leave isolate out."
         )
-    pool = None if path is None else Pool(app, path)
+    pool = None if path is None else Pool(app, path, start_folder())
     worker = Worker(app, parse_queues(queues), concurrency, burst=burst, max_jobs=max_jobs, pool=pool)
     return [Process(app, role) for role in (worker, Dispatcher(app), Scheduler(app))]
 
@@ -75,6 +76,10 @@ def _processes(
 def run_here(app: Packhorse, queues: str, concurrency: int, *, burst: bool = False, max_jobs: int | None = None) -> int:
     """All roles as threads, until a signal or until the worker has done its part; the exit status."""
     worker, *others = processes = _processes(app, queues, concurrency, burst=burst, max_jobs=max_jobs)
+
+    def stop_all() -> None:
+        for process in processes:
+            process.stop()
 
     def stop(number: int, frame: FrameType | None) -> None:
         at_once = number == signal.SIGQUIT or (number == signal.SIGINT and worker.stop_by is not None)
@@ -84,6 +89,7 @@ def run_here(app: Packhorse, queues: str, concurrency: int, *, burst: bool = Fal
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         forks.handle(number, stop)
     forks.handle(signal.SIGUSR1, lambda *_: worker.quiet())
+    heed_end(stop_all)
     threads = [threading.Thread(target=process.run, daemon=True) for process in processes]
     for thread in threads:
         thread.start()

@@ -11,12 +11,12 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, nullcontext, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from packhorse import forks
-from packhorse.runtime.loading import here_first
+from packhorse.runtime.loading import existing, here_first
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -25,13 +25,14 @@ class Forked:
     """As much of subprocess.Popen as the supervisor needs."""
 
     def __init__(self, main: Callable[..., None], module: str, plan: dict[str, Any]) -> None:
-        here_first()
+        here_first(plan["folder"])
         CONTEXT.set_forkserver_preload([main.__module__, module])
         theirs, self._line = CONTEXT.Pipe(duplex=False)
         self._report, report = CONTEXT.Pipe(duplex=False)
         self._process = CONTEXT.Process(target=_begin, args=(main, json.dumps(plan), theirs, report))
         forks.keep_private(self._line)
-        with theirs, report:
+        folder = existing(plan["folder"])
+        with theirs, report, nullcontext() if folder is None else chdir(folder):
             self._process.start()
 
     def report(self) -> int:

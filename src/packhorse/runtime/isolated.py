@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from packhorse.job import Claim, JobState, Token
 from packhorse.outcome import Awaits, Outcome, decide, decide_lost, release
 from packhorse.retry import RetryPolicy
 from packhorse.runtime.exits import exit_error, how_ended
+from packhorse.runtime.loading import environment, existing, python
 from packhorse.runtime.seats import Why
 from packhorse.stores.contract import Order
 from packhorse.varying import task_of
@@ -45,6 +45,7 @@ class Plan(NamedTuple):
     log_level: str
     log_format: Literal["text", "json"]
     memory_limit: int | None
+    folder: str
 
 
 class Died(Exception):
@@ -57,10 +58,13 @@ class Child:
     def __init__(self, plan: Plan, boot_timeout: float) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "packhorse.runtime.isolated_child"]
-            given = plan._replace(fd=theirs.fileno())
+            given = json.dumps(plan._replace(fd=theirs.fileno()))
             self.process = subprocess.Popen(
-                [*command, json.dumps(given)], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                python("packhorse.runtime.isolated_child", given),
+                cwd=existing(plan.folder),
+                env=environment(plan.folder),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
             )
         self._line = forks.keep_private(ours)
         self._readable = select.poll()
@@ -169,10 +173,16 @@ class Pool:
     """
 
     def __init__(
-        self, app: Packhorse, path: str, log_level: str = "WARNING", log_format: Literal["text", "json"] = "text"
+        self,
+        app: Packhorse,
+        path: str,
+        folder: str,
+        log_level: str = "WARNING",
+        log_format: Literal["text", "json"] = "text",
     ) -> None:
+        """`path` of the application is found from the folder, and so are relative entries of $PYTHONPATH."""
         self._app = app
-        self._plan = Plan(path, 0, log_level, log_format, app.settings.isolated_memory_limit)
+        self._plan = Plan(path, 0, log_level, log_format, app.settings.isolated_memory_limit, folder)
         self._idle: deque[Child] = deque()
         self._busy: dict[Token, Child] = {}
         self._warm = 0

@@ -48,7 +48,7 @@ class Isolated:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._performing: Token | None = None
         self._task: tuple[Token, asyncio.Task[Outcome]] | None = None
-        self._app = load_app(plan.app)
+        self._app = load_app(plan.app, plan.folder)
         self._performer = Performer(self._app, lambda: self._leave_by, self._ask, self._force, began=self._began)
 
     def run(self) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -27,9 +26,11 @@ from packhorse.runtime.child import Plan
 from packhorse.runtime.child import run as run_child
 from packhorse.runtime.exits import GAVE_UP, RECYCLED, how_ended
 from packhorse.runtime.forking import Forked
+from packhorse.runtime.loading import environment, existing, python
 from packhorse.runtime.local import beside
 from packhorse.runtime.orphans import COMING_BACK, Death, Judge
 from packhorse.runtime.process import LAST_WORDS, Trouble, place_of
+from packhorse.runtime.reloading import heed_end
 from packhorse.runtime.wakeup import Wake
 from packhorse.stores.contract import ProcessInfo
 
@@ -47,9 +48,16 @@ class Started(subprocess.Popen[bytes]):
 
     def __init__(self, told: dict[str, Any]) -> None:
         self._report, writing = os.pipe()
-        command = [sys.executable, "-m", run_child.__module__, json.dumps(told | {"report": writing})]
+        command, folder = python(run_child.__module__, json.dumps(told | {"report": writing})), told["folder"]
         try:
-            super().__init__(command, stdin=subprocess.PIPE, bufsize=0, pass_fds=[writing])
+            super().__init__(
+                command,
+                cwd=existing(folder),
+                env=environment(folder),
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[writing],
+            )
         except OSError:
             os.close(self._report)
             raise
@@ -168,6 +176,7 @@ class Supervisor:
             forks.handle(number, self._on_signal)
         forks.handle(signal.SIGUSR1, self._on_quiet)
         forks.handle(signal.SIGCHLD, lambda *_: self._wake.set())
+        heed_end(self.stop)
         self._enroll(self._id)
         self._app.hooks.call("start", "supervisor", to_text(self._id))
         for plan in self._plans:
@@ -203,6 +212,11 @@ class Supervisor:
         info = ProcessInfo(id, "supervisor", socket.gethostname(), os.getpid())
         self._app.store.enroll(info, length(self._app.settings.lease))
         self._id = id
+
+    def stop(self) -> None:
+        """As at a TERM; safe in any thread."""
+        self._stopping = True
+        self._wake.set()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._at_once = self._at_once or number == signal.SIGQUIT or (number == signal.SIGINT and self._stopping)
@@ -377,6 +391,9 @@ class Supervisor:
         But what does not end is to blame for its own end, and its local tasks end with it.
         """
         child.hear_out()
+        if child.process.returncode == -signal.SIGTERM and not child.ready:
+            log.info("%s with pid %d was stopped before it had begun", child.plan.role, child.process.pid)
+            return
         self._unjudged[beside(child.ids[0])] = Death(child.cause)
         if child.timed_out:
             self._unjudged |= dict.fromkeys(child.ids, Death(child.cause, frozenset(child.timed_out)))
