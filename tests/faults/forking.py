@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import sys
@@ -98,6 +99,17 @@ def add_forking(app: Packhorse, ledger: Ledger) -> None:
                 squares = workers.map(_square, range(4))
             ledger.write(key, "finish")
             return [process.exitcode or 0, *squares]
+
+    @app.task(name="isolated_babble", isolate=True)
+    def babble(key: str) -> str:
+        """At its first start it says what its process would say of another job, and nothing after that."""
+        ledger.write(key, "start")
+        if ledger.starts(key) == 1:
+            said = {"job": ["00", 1, "00", 1], "outcome": {"state": "succeeded"}, "memory": 0}
+            os.write(json.loads(sys.argv[1])[1], json.dumps(said).encode() + b"\n")
+            time.sleep(ASLEEP)
+        ledger.write(key, "finish")
+        return key
 
     @app.task(name="aecho")
     async def aecho(key: str) -> str:
