@@ -35,9 +35,15 @@ def wait_for(condition: Callable[[], T], what: str, within: float) -> T:
 
 
 def role_of(pid: int) -> str | None:
-    """What a child of a supervisor is, by its command line; None where it is none, or gone."""
+    """What a child of a supervisor is, by its command line; None where it is none, or gone.
+
+    A child that a task has forked has the command line of its worker.
+    """
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        words = _command(pid)
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        if words == _command(int(parent)):
+            return None
     except OSError:
         return None
     if ISOLATED in words:
@@ -45,6 +51,10 @@ def role_of(pid: int) -> str | None:
     if CHILD not in words:
         return None
     return str(json.loads(words[words.index(CHILD) + 1])["role"])
+
+
+def _command(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
 
 
 def stands_still(pid: int) -> bool:

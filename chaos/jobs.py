@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ LIMIT, LIMIT_TO = "narrow", 3
 RATE, RATE_PACE = "paced", Pace(20, 1)
 UNIQUE_KEYS = 20
 FLAKY_FAILURES = 2
+WAYS_OUT = ("exit", "exec", "raise", "return")  # of a forked child
 LIMITS = {LIMIT: LIMIT_TO} | {f"unique-{n}": 1 for n in range(UNIQUE_KEYS)}
 RATES = {RATE: RATE_PACE}
 
@@ -123,13 +125,43 @@ def make_app(url: str, folder: Path, **settings: Any) -> Packhorse:
             running.die()
 
     @app.task(name=APART, takes_context=True, isolate=True)
-    def apart(context: Context, seconds: float) -> str:
-        """In a process of its own."""
+    def apart(context: Context, seconds: float, how: str = "") -> str:
+        """In a process of its own, which may fork."""
+        if how and os.fork() == 0:
+            return _leave(how)
         with ledger.run(context) as running:
             _take(running.beat, seconds)
             return running.name
 
+    @app.task(name="split", takes_context=True)
+    def split(context: Context, how: str) -> str:
+        if (child := os.fork()) == 0:
+            return _leave(how)
+        with ledger.run(context) as running:
+            os.waitpid(child, 0)
+            return running.name
+
+    @app.task(name="asplit", takes_context=True)
+    async def asplit(context: Context, how: str) -> str:
+        if (child := os.fork()) == 0:
+            return _leave(how)
+        with ledger.run(context) as running:
+            await asyncio.to_thread(os.waitpid, child, 0)
+            return running.name
+
     return app
+
+
+def _leave(how: str) -> str:
+    """Out of a forked child, which then comes back to the copy of its worker."""
+    match how:
+        case "exit":
+            sys.exit(3)
+        case "exec":
+            os.execvp("no-such-program", ["no-such-program"])
+        case "raise":
+            raise ValueError("in a forked child")
+    return "of a forked child"  # no run of any job has that name
 
 
 def _take(beat: Any, seconds: float) -> None:

@@ -52,6 +52,7 @@ class Producer:
             (4, self._chain),
             (2, self._fan),
             (2, self._one("stepwise", 3)),
+            (1, self._forking),
         ]
         self._first = [enqueue for _, enqueue in self._kinds]  # each once, before chance decides
         self._dice.shuffle(self._first)
@@ -98,6 +99,12 @@ class Producer:
         at = now()
         task = self._tasks["plain"].using(run_after=self._dice.uniform(0.1, 3.0))
         return self._acknowledge(Ack(task.enqueue().id, "delayed", at))
+
+    def _forking(self) -> int:
+        at = now()
+        kind, how = self._dice.choice(("split", "asplit", APART)), self._dice.choice(jobs.WAYS_OUT)
+        id = self._tasks[kind].enqueue(*([0.05] if kind == APART else []), how).id
+        return self._acknowledge(Ack(id, kind, at))
 
     def _chain(self) -> int:
         flow, link = Flow(), self._tasks["link"]

@@ -14,6 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from packhorse.errors import ConfigError
+from packhorse.forks import guarded
 from packhorse.job import Failure
 
 log = logging.getLogger("packhorse.events")
@@ -137,7 +138,7 @@ class Events:
 
     def _pass_on(self, subscriber: Subscriber, event: Event) -> None:
         try:
-            subscriber(event)
+            guarded(subscriber, event)
         except BaseException as error:  # even SystemExit: others are to be told, and the thread must live
             name = getattr(subscriber, "__qualname__", type(subscriber).__name__)
             log.error("subscriber %s failed at %s: %s", name, event.kind, type(error).__name__, exc_info=True)

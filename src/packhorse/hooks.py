@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 from packhorse.errors import ConfigError
+from packhorse.forks import guarded
 
 log = logging.getLogger("packhorse.hooks")
 
@@ -46,6 +47,6 @@ class Hooks:
         for its_when, its_role, hook in self._hooks:
             if its_when == when and its_role in (None, role):
                 try:
-                    hook(Occasion(when, role, process_id))
+                    guarded(hook, Occasion(when, role, process_id))
                 except BaseException:  # even SystemExit: a hook decides nothing
                     log.exception("a hook at the %s of a %s failed: %s", when, role, getattr(hook, "__name__", hook))

@@ -11,6 +11,7 @@ from typing import Any
 
 from packhorse.context import Context
 from packhorse.errors import ConfigError
+from packhorse.forks import guarded
 
 log = logging.getLogger("packhorse.jobs")
 
@@ -57,7 +58,7 @@ def named_reporters(names: Iterable[str]) -> list[Reporter]:
 def report(reporters: Iterable[Reporter], told: ErrorReport) -> None:
     for reporter in reporters:
         try:
-            reporter(told)
+            guarded(reporter, told)
         except BaseException as error:  # even SystemExit: the job ends as it would have
             # Its own text, and the chain to the task's error, would tell what the mask hides.
             name = getattr(reporter, "__qualname__", type(reporter).__name__)

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from packhorse.clock import SECOND, length
 from packhorse.errors import ConfigError
+from packhorse.forks import guarded
 
 Backoff = Callable[[int, BaseException], timedelta | float]
 """Seconds to wait after attempt number n ended in this error."""
@@ -54,7 +55,7 @@ class RetryPolicy:
         """Microseconds until the next attempt, or None to give up. `attempt` counts from 1."""
         if self.exhausted(attempt) or isinstance(error, self.give_up_on) or not isinstance(error, self.retry_for):
             return None
-        return max(0, length(self.backoff(attempt, error)))
+        return max(0, length(guarded(self.backoff, attempt, error)))
 
 
 def make_policy(

@@ -24,6 +24,7 @@ from typing import Any
 
 from packhorse import Context, Packhorse, failpoints, limit, unique
 from packhorse.clock import to_microseconds
+from tests.faults.forking import add_forking
 
 HOLD_AT_MOST = 240.0
 
@@ -63,7 +64,7 @@ class Ledger:
 def make_app(url: str, ledger_path: Path, **settings: Any) -> Packhorse:
     app = Packhorse("faults", url, **settings)
     ledger = Ledger(ledger_path)
-    for add in (_quick, _moments, _held, _deadly, _stepwise, _limited, _late, _isolated, _endless):
+    for add in (_quick, _moments, _held, _deadly, _stepwise, _limited, _late, _isolated, add_forking, _endless):
         add(app, ledger)
     return app
 

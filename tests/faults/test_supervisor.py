@@ -223,3 +223,17 @@ def test_a_child_that_somebody_else_stopped_is_replaced(place: Place, role: str)
     place.wait_state(later, "succeeded")
     assert workers.stop() == 0
     place.check([id, later])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["dispatcher", "scheduler"])
+def test_a_child_that_is_stopped_before_it_minds_signals_is_no_matter(place: Place, role: str):
+    """The work of a quick burst may be done while others still import the application."""
+    id = place.enqueue("note", "done")
+    place.boot = f"hang {role}"
+    workers = place.workers("--burst")
+    assert workers.wait() == 0
+    assert "was stopped before it had begun" in workers.log
+    assert "WARNING" not in workers.log
+    assert "ERROR" not in workers.log
+    place.check([id])

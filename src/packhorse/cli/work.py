@@ -16,7 +16,7 @@ from packhorse.masking import masked_url
 from packhorse.queues import parse_queues
 from packhorse.runtime.child import Plan, RoleName
 from packhorse.runtime.embedded import run_here
-from packhorse.runtime.loading import load_app
+from packhorse.runtime.loading import fix_paths, load_app, start_folder
 from packhorse.runtime.probe import Probe, held
 from packhorse.runtime.reloading import Reloader
 from packhorse.runtime.supervisor import Supervisor
@@ -100,7 +100,9 @@ def worker(
     if reload:
         command = [sys.executable, "-m", "packhorse", *(word for word in sys.argv[1:] if word != "--reload")]
         raise SystemExit(Reloader(command, Path.cwd()).run())
+    folder = start_folder()
     application = load_app(app)
+    fix_paths(folder)
     click.get_current_context().call_on_close(application.close)
     if not application.store.shared:
         raise ConfigError(
@@ -116,7 +118,7 @@ def worker(
             raise click.UsageError(f"--{option} is for processes of their own; leave it or --in-process out.")
         with held(lock_file):
             raise SystemExit(run_here(application, queues, concurrency, burst=burst, max_jobs=max_jobs))
-    any_role = Plan(app, "worker", preload=preload, log_level=log_level, log_format=log_format)
+    any_role = Plan(app, "worker", preload=preload, log_level=log_level, log_format=log_format, folder=folder)
     work = replace(any_role, queues=queues, concurrency=concurrency, burst=burst, max_jobs=max_jobs)
     work = replace(work, recycle_jobs=recycle_jobs, recycle_memory=recycle_memory and recycle_memory * 1_000_000)
     plans = [

@@ -14,9 +14,10 @@ import sys
 import threading
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Literal
 
+from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.errors import StoreUnavailable
 from packhorse.logs import configure
@@ -25,7 +26,7 @@ from packhorse.runtime.begun import Begun
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.exits import RECYCLED, UNDRAINED
 from packhorse.runtime.isolated import Pool
-from packhorse.runtime.loading import load_app
+from packhorse.runtime.loading import load_app, start_folder
 from packhorse.runtime.local import local_tasks
 from packhorse.runtime.process import Process, Role, Trouble
 from packhorse.runtime.scheduler import Scheduler
@@ -54,6 +55,7 @@ class Plan:
     preload: bool = False
     log_level: str = "WARNING"
     log_format: Literal["text", "json"] = "text"
+    folder: str = field(default_factory=start_folder)
 
     def told(self, id: bytes, supervisor: bytes) -> dict[str, Any]:
         """Everything a child must know."""
@@ -71,7 +73,7 @@ class Plan:
             burst=self.burst,
             max_jobs=self.max_jobs,
             recycle=Recycle(self.recycle_jobs, self.recycle_memory),
-            pool=Pool(app, self.app, self.log_level, self.log_format),
+            pool=Pool(app, self.app, self.folder, self.log_level, self.log_format),
             begun=begun,
         )
 
@@ -84,13 +86,14 @@ def main() -> None:
 
 def run(given: dict[str, Any], line: IO[bytes], report_fd: int, begun_fd: int | None = None) -> None:
     id, supervisor = bytes.fromhex(given.pop("id")), bytes.fromhex(given.pop("supervisor"))
-    report = Report(report_fd)
+    report = forks.keep_private(Report(report_fd))
+    forks.keep_private(line)
     plan = Plan(**given)
     configure(plan.log_level, plan.log_format)
     _share_heaps()
     if plan.cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {plan.cpu})
-    app = load_app(plan.app)
+    app = load_app(plan.app, plan.folder)
     begun = None
     if begun_fd is not None:
         begun = Begun(begun_fd, plan.concurrency)
@@ -99,8 +102,8 @@ def run(given: dict[str, Any], line: IO[bytes], report_fd: int, begun_fd: int | 
     name_process(f"{plan.role} {app.name}")
     # The terminal sends INT to everybody; the supervisor alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: process.stop())
-    signal.signal(signal.SIGUSR1, lambda *_: process.quiet())
+    forks.handle(signal.SIGTERM, lambda *_: process.stop())
+    forks.handle(signal.SIGUSR1, lambda *_: process.quiet())
     threading.Thread(target=_listen, args=(line, process), name="packhorse-line", daemon=True).start()
     report({"ready": True})
     with local_tasks(app, id) if plan.role == "worker" else nullcontext():
@@ -144,6 +147,9 @@ class Report:
         os.set_blocking(fd, False)
         os.set_inheritable(fd, False)
         self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
 
     def __call__(self, said: dict[str, Any]) -> None:
         with suppress(OSError):

@@ -8,15 +8,17 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
+from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.errors import ConfigError
 from packhorse.queues import parse_queues
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.exits import UNDRAINED
 from packhorse.runtime.isolated import Pool
-from packhorse.runtime.loading import path_of
+from packhorse.runtime.loading import path_of, start_folder
 from packhorse.runtime.local import local_tasks
 from packhorse.runtime.process import Process
+from packhorse.runtime.reloading import heed_end
 from packhorse.runtime.scheduler import Scheduler
 from packhorse.runtime.worker import Worker
 
@@ -39,6 +41,7 @@ class Embedded:
         ]
 
     def __enter__(self) -> Self:
+        self._entered_in = forks.generation
         for thread in self._threads:
             thread.start()
         self._local.__enter__()
@@ -47,6 +50,8 @@ class Embedded:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if forks.generation != self._entered_in:
+            return  # of a child that the program has forked: the threads are its parent's
         grace = self._app.settings.shutdown_timeout
         for process, thread in zip(self._processes, self._threads, strict=True):
             process.stop(within=math.inf)  # a job that takes longer keeps its lease as long as this program lives
@@ -63,7 +68,7 @@ def _processes(
             f"Task {names[0]!r} wants a process of its own, which has to import this application: keep it in a "
             "variable of a module, or leave isolate out."
         )
-    pool = None if path is None else Pool(app, path)
+    pool = None if path is None else Pool(app, path, start_folder())
     worker = Worker(app, parse_queues(queues), concurrency, burst=burst, max_jobs=max_jobs, pool=pool)
     return [Process(app, role) for role in (worker, Dispatcher(app), Scheduler(app))]
 
@@ -72,14 +77,19 @@ def run_here(app: Packhorse, queues: str, concurrency: int, *, burst: bool = Fal
     """All roles as threads, until a signal or until the worker has done its part; the exit status."""
     worker, *others = processes = _processes(app, queues, concurrency, burst=burst, max_jobs=max_jobs)
 
+    def stop_all() -> None:
+        for process in processes:
+            process.stop()
+
     def stop(number: int, frame: FrameType | None) -> None:
         at_once = number == signal.SIGQUIT or (number == signal.SIGINT and worker.stop_by is not None)
         for process in processes:
             process.stop(within=0 if at_once else None)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, stop)
-    signal.signal(signal.SIGUSR1, lambda *_: worker.quiet())
+        forks.handle(number, stop)
+    forks.handle(signal.SIGUSR1, lambda *_: worker.quiet())
+    heed_end(stop_all)
     threads = [threading.Thread(target=process.run, daemon=True) for process in processes]
     for thread in threads:
         thread.start()

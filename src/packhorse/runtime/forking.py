@@ -11,11 +11,12 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, chdir, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from packhorse.runtime.loading import here_first
+from packhorse import forks
+from packhorse.runtime.loading import existing, here_first
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -25,14 +26,17 @@ class Forked:
 
     def __init__(self, main: Callable[..., None], module: str, plan: dict[str, Any], begun: int | None = None) -> None:
         """`begun` is a descriptor that the child gets too; it may be closed afterwards."""
-        here_first()
+        here_first(plan["folder"])
         CONTEXT.set_forkserver_preload([main.__module__, module])
         theirs, self._line = CONTEXT.Pipe(duplex=False)
         self._report, report = CONTEXT.Pipe(duplex=False)
+        forks.keep_private(self._line)
         with theirs, report, ExitStack() as stack:
             # A connection is the kind of descriptor that `multiprocessing` hands over.
             page = None if begun is None else stack.enter_context(Connection(os.dup(begun), writable=False))
             self._process = CONTEXT.Process(target=_begin, args=(main, json.dumps(plan), theirs, report, page))
+            if (folder := existing(plan["folder"])) is not None:
+                stack.enter_context(chdir(folder))
             self._process.start()
 
     def report(self) -> int:
@@ -71,5 +75,10 @@ class Forked:
 
 def _begin(main: Callable[..., None], plan: str, line: Connection, report: Connection, page: Connection | None) -> None:
     signal.set_wakeup_fd(-1)
-    begun = None if page is None else os.dup(page.fileno())
-    main(json.loads(plan), os.fdopen(os.dup(line.fileno()), "rb"), os.dup(report.fileno()), begun)
+    with line, report:
+        ours, reporting = os.fdopen(os.dup(line.fileno()), "rb"), os.dup(report.fileno())
+    begun = None
+    if page is not None:
+        with page:
+            begun = os.dup(page.fileno())
+    main(json.loads(plan), ours, reporting, begun)

@@ -12,14 +12,14 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
+from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.clock import SECOND, length
 from packhorse.errors import TimedOut
@@ -28,6 +28,7 @@ from packhorse.job import Claim, JobState, Token
 from packhorse.outcome import Awaits, Outcome, decide, decide_lost, release
 from packhorse.retry import RetryPolicy
 from packhorse.runtime.exits import exit_error, how_ended
+from packhorse.runtime.loading import environment, existing, python
 from packhorse.runtime.seats import Why
 from packhorse.stores.contract import Order
 from packhorse.varying import task_of
@@ -45,6 +46,7 @@ class Plan(NamedTuple):
     log_level: str
     log_format: Literal["text", "json"]
     memory_limit: int | None
+    folder: str
 
 
 class Died(Exception):
@@ -57,12 +59,15 @@ class Child:
     def __init__(self, plan: Plan, boot_timeout: float) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "packhorse.runtime.isolated_child"]
-            given = plan._replace(fd=theirs.fileno())
+            given = json.dumps(plan._replace(fd=theirs.fileno()))
             self.process = subprocess.Popen(
-                [*command, json.dumps(given)], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                python("packhorse.runtime.isolated_child", given),
+                cwd=existing(plan.folder),
+                env=environment(plan.folder),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
             )
-        self._line = ours
+        self._line = forks.keep_private(ours)
         self._readable = select.poll()
         self._readable.register(ours, select.POLLIN)
         self._lock = threading.Lock()  # so that nobody meets the next job who means this one
@@ -82,12 +87,14 @@ class Child:
         with self._lock:
             self.token = claim.token
             self._send({"claim": encode_claim(claim)})
-        deadline = None
+        job, deadline = encode_token(claim.token), None
         while True:
             message = self._receive(deadline)
             if message is None:
                 self.end(claim.token, Why.TIMEOUT)
                 deadline = None
+            elif message.get("job") != job:
+                self._reject(message)
             elif "timeout" in message:
                 deadline = time.monotonic() + message["timeout"] + ending
             else:
@@ -97,15 +104,22 @@ class Child:
                 self.memory = message["memory"]
                 return decode_outcome(claim.token, message["outcome"])
 
+    def _reject(self, message: dict[str, Any]) -> NoReturn:
+        """Whatever it performs, nothing it says can be taken for the end of a job."""
+        log.error(
+            "the isolated process with pid %d spoke of a job that it does not have: it is ended", self.process.pid
+        )
+        raise Died
+
     def tell(self, order: Order) -> None:
         with self._lock, suppress(Died):
             if self.token == order.token:
-                self._send({"order": order.kind, "reason": order.reason})
+                self._send({"job": encode_token(order.token), "order": order.kind, "reason": order.reason})
 
     def interrupt(self, token: Token, why: Why) -> bool:
         with self._lock, suppress(Died):
             if self.token == token:
-                self._send({"interrupt": why})
+                self._send({"job": encode_token(token), "interrupt": why})
                 return True
         return False
 
@@ -160,10 +174,16 @@ class Pool:
     """
 
     def __init__(
-        self, app: Packhorse, path: str, log_level: str = "WARNING", log_format: Literal["text", "json"] = "text"
+        self,
+        app: Packhorse,
+        path: str,
+        folder: str,
+        log_level: str = "WARNING",
+        log_format: Literal["text", "json"] = "text",
     ) -> None:
+        """`path` of the application is found from the folder, and so are relative entries of $PYTHONPATH."""
         self._app = app
-        self._plan = Plan(path, 0, log_level, log_format, app.settings.isolated_memory_limit)
+        self._plan = Plan(path, 0, log_level, log_format, app.settings.isolated_memory_limit, folder)
         self._idle: deque[Child] = deque()
         self._busy: dict[Token, Child] = {}
         self._warm = 0
@@ -345,14 +365,23 @@ class Pool:
 # How claims and outcomes travel.
 
 
+def encode_token(token: Token) -> list[Any]:
+    """What names the claim of a job in every message about it."""
+    return [token.process.hex(), token.nonce, token.id.hex(), token.epoch]
+
+
+def decode_token(said: list[Any]) -> Token:
+    process, nonce, id, epoch = said
+    return Token(bytes.fromhex(process), nonce, bytes.fromhex(id), epoch)
+
+
 def encode_claim(claim: Claim) -> list[Any]:
-    process, nonce, id, epoch = claim.token
-    return [process.hex(), nonce, id.hex(), epoch, claim.task, _text(claim.payload), *claim[3:]]
+    return [encode_token(claim.token), claim.task, _text(claim.payload), *claim[3:]]
 
 
 def decode_claim(said: list[Any]) -> Claim:
-    process, nonce, id, epoch, task, payload, *rest = said
-    return Claim(Token(bytes.fromhex(process), nonce, bytes.fromhex(id), epoch), task, _bytes(payload) or b"", *rest)
+    token, task, payload, *rest = said
+    return Claim(decode_token(token), task, _bytes(payload) or b"", *rest)
 
 
 def encode_outcome(outcome: Outcome) -> dict[str, Any]:

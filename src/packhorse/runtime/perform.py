@@ -7,12 +7,14 @@ import contextvars
 import inspect
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from packhorse import forks
 from packhorse.app import SEALED_REASON, Packhorse
 from packhorse.clock import SECOND, length, to_datetime
 from packhorse.codec import Encoded
@@ -168,6 +170,7 @@ class Performer:
     def in_thread(self, claim: Claim, seat: Seat) -> Outcome:
         failpoint("slot.before_perform")
         performing.set(None)  # until it begins; the thread may have performed another job before
+        made_in = forks.generation
         prepared = self._prepare(claim)
         if isinstance(prepared, Outcome):
             return prepared
@@ -192,8 +195,13 @@ class Performer:
             else:
                 outcome = self._as_completed(claim, prepared, began) or self._returned(claim, prepared, value, began)
         if self._recorder.has(claim.token):
-            self._recorder.settle(claim.token)
+            self._settle(claim.token, made_in)
         return outcome
+
+    def _settle(self, token: Token, made_in: int) -> None:
+        if forks.generation != made_in:  # what encodes a result may fork, too
+            forks.end_copy()
+        self._recorder.settle(token)
 
     async def in_loop(self, claim: Claim) -> Outcome:
         failpoint("slot.before_perform")
@@ -211,12 +219,16 @@ class Performer:
         began = time.monotonic_ns()
         if timeout is not None:
             self._set_deadline(claim.token, timeout)
-        value = None
+        value, before = None, forks.generation
         try:
-            with ExitStack() as stack:
-                for middleware in self._app.performing:
-                    stack.enter_context(middleware.perform(context))
-                value = await task.function(*args, **kwargs)
+            try:
+                if self._app.performing:
+                    value = await self._wrapped_in_loop(prepared)
+                else:
+                    value = await task.function(*args, **kwargs)
+            finally:
+                if forks.generation != before:
+                    forks.end_copy(sys.exception())
         except BaseException as error:
             completed = await self._as_completed_in_loop(claim, prepared, began, error)
             if completed is not None:
@@ -230,7 +242,7 @@ class Performer:
             completed = await self._as_completed_in_loop(claim, prepared, began)
             outcome = completed or self._returned(claim, prepared, value, began)
         if self._recorder.has(claim.token):
-            await _to_the_end(self._recorder.settle, claim.token)
+            await _to_the_end(self._settle, claim.token, before)
         return outcome
 
     def _set_deadline(self, token: Token, timeout: float) -> None:
@@ -240,10 +252,28 @@ class Performer:
 
     def _wrapped(self, prepared: Prepared) -> Any:
         task, context, args, kwargs, _ = prepared
+        before = forks.generation
         with ExitStack() as stack:
             for middleware in self._app.performing:
                 stack.enter_context(middleware.perform(context))
-            return task.function(*args, **kwargs)
+            try:
+                return task.function(*args, **kwargs)
+            finally:
+                if forks.generation != before:  # middleware would take the end of a copy for that of the job
+                    forks.end_copy(sys.exception())
+
+    async def _wrapped_in_loop(self, prepared: Prepared) -> Any:
+        task, context, args, kwargs, _ = prepared
+        value, before = None, forks.generation
+        with ExitStack() as stack:
+            for middleware in self._app.performing:
+                stack.enter_context(middleware.perform(context))
+            try:
+                value = await task.function(*args, **kwargs)
+            finally:
+                if forks.generation != before:
+                    forks.end_copy(sys.exception())
+        return value
 
     # Before.
 
@@ -422,7 +452,7 @@ class Performer:
             return self._refused(claim, error)
         task = prepared.task
         mask = self._mask(claim, prepared)
-        skip = task.frames_around + (1 if task.is_coroutine else 3 if self._app.performing else 2)
+        skip = task.frames_around + (1 if task.is_coroutine else 2) + bool(self._app.performing)
         try:
             outcome = decide(claim, error, task.policy, duration, skip_frames=skip, mask=mask)
         except BaseException as broken:  # the task's own backoff, or a wait that is no length

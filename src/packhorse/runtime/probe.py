@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
+from packhorse import forks
 from packhorse.errors import ConfigError
 
 log = logging.getLogger("packhorse.supervisor")
@@ -72,7 +73,7 @@ def _serve(address: str, could_claim: Callable[[float], str]) -> ThreadingHTTPSe
 
     host, port = parse_address(address)
     try:
-        return ThreadingHTTPServer((host, port), Handler)
+        return forks.keep_private(ThreadingHTTPServer((host, port), Handler))
     except OSError as error:
         raise ConfigError(f"The probe cannot listen on {host}:{port}: {error.strerror}.") from None
 
@@ -92,7 +93,7 @@ def held(path: str | None) -> Iterator[None]:
         yield
         return
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    with forks.keep_private(os.fdopen(fd, "rb+", buffering=0)):  # a child that a task left behind must not hold it on
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -101,5 +102,3 @@ def held(path: str | None) -> Iterator[None]:
         os.truncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         yield
-    finally:
-        os.close(fd)

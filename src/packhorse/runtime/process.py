@@ -6,12 +6,14 @@ import logging
 import os
 import random
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.clock import length, to_datetime
 from packhorse.errors import PackhorseError, StoreError
@@ -135,6 +137,7 @@ class Process:
 
     def run(self) -> None:
         trouble = Trouble()
+        self._runs_in = forks.generation
         try:
             while True:
                 failed = False
@@ -145,9 +148,13 @@ class Process:
                     self._go_well()
                 except Exception as error:  # no row of the store and no bug of ours may end a role
                     failed, delay = True, trouble.delay()
+                    if forks.generation != self._runs_in:
+                        forks.end_copy(error)
                     self._go_badly()
                     what = "the store failed" if isinstance(error, StoreError) else "something failed"
                     log.warning("%s: %s (%s); trying again in %.1f s", self.role.name, what, place_of(error), delay)
+                if forks.generation != self._runs_in:
+                    forks.end_copy()
                 if self.stop_by is not None:
                     if not self._stop_told:
                         self._stop_told = True
@@ -162,6 +169,8 @@ class Process:
             self._end()
 
     def _end(self) -> None:
+        if forks.generation != self._runs_in:
+            forks.end_copy(sys.exception())
         if self._heart is not None:
             self._heart.stop()
         if self._watch is not None:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 
+from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.clock import SECOND, to_datetime
 from packhorse.errors import PayloadError, StoreDataError, StoreError
@@ -57,7 +58,8 @@ class Scheduler:
 
     def _tick(self, row: StoredSchedule, now: int) -> None:
         due = schedule_of(row).due(_last(row), now)
-        jobs = [(moment, self._app.schedules.job_of(row, moment)) for moment in due.moments]
+        job_of = self._app.schedules.job_of  # with the application's middleware and codecs
+        jobs = [(moment, forks.guarded(job_of, row, moment)) for moment in due.moments]
         ticked = self._app.store.tick(row, jobs, handled=due.handled, next_at=due.next, repeats=due.repeats)
         inserted = {tick.job for tick in ticked or ()}
         self._app.tell_enqueued([job for _, job in jobs if job.id in inserted])

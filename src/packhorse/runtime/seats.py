@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
+from packhorse import forks
 from packhorse.errors import Interrupted, TimedOut
 from packhorse.job import Token
 
@@ -37,9 +39,12 @@ class Seat:
 
     def call(self, token: Token, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self.token = token
+        before = forks.generation
         try:
             return function(*args, **kwargs)
         finally:
+            if forks.generation != before:
+                forks.end_copy(sys.exception())
             self.rise()
 
     def rise(self) -> None:

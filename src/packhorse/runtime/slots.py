@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from packhorse import forks
 from packhorse.job import Claim, Token
 from packhorse.outcome import Outcome, broken
 from packhorse.runtime.begun import Begun
 from packhorse.runtime.isolated import Pool
+from packhorse.runtime.loops import new_loop
 from packhorse.runtime.perform import Performer
 from packhorse.runtime.seats import Seat, Why
 from packhorse.stores.contract import Order
@@ -273,7 +275,7 @@ class Slots:
     def _thread(self) -> None:
         perform, running, is_coroutine = self._performer.in_thread, self._running, self._performer.is_coroutine
         isolated, is_isolated = self._performer.isolated, self._performer.is_isolated
-        seat, mark_begun = self.seat(), self._mark_begun
+        seat, mark_begun, made_in = self.seat(), self._mark_begun, forks.generation
         while (claim := self._inbox.get()) is not None:
             while claim is not None:
                 running[claim.token] = time.monotonic()
@@ -286,7 +288,11 @@ class Slots:
                             mark_begun(claim.token)
                         outcome = perform(claim, seat)
                 except BaseException as error:  # whatever happens, the job ends and the slot lives
+                    if forks.generation != made_in:
+                        forks.end_copy(error)
                     outcome = broken(claim.token, error)
+                if forks.generation != made_in:
+                    forks.end_copy()
                 del running[claim.token]
                 if self._apart:
                     self._apart.discard(claim.token)
@@ -311,7 +317,7 @@ class Slots:
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._loop = new_loop()
                 threading.Thread(target=self._run_loop, args=(self._loop,), name="packhorse-loop", daemon=True).start()
             return self._loop
 
@@ -326,13 +332,18 @@ class Slots:
         self._coroutines[claim.token] = task  # the loop itself holds tasks only weakly
 
     async def _perform_coroutine(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
+        made_in = forks.generation
         self._running[claim.token] = time.monotonic()
         if self._mark_begun is not None:
             self._mark_begun(claim.token)
         try:
             outcome = await self._performer.in_loop(claim)
         except BaseException as error:
+            if forks.generation != made_in:
+                forks.end_copy(error)
             outcome = broken(claim.token, error)
+        if forks.generation != made_in:
+            forks.end_copy()
         del self._running[claim.token], self._coroutines[claim.token]
         self._hand_in(outcome)
         if self._given_up and self._is_given_up(claim):
@@ -352,9 +363,14 @@ class Slots:
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Until it is closed here: a task can stop the loop, and asyncio lets SystemExit and KeyboardInterrupt out."""
+        made_in = forks.generation
         while not self._closed:
             try:
                 loop.run_forever()
             except BaseException as error:  # whoever awaits the coroutine that raised it gets it too
+                if forks.generation != made_in:
+                    forks.end_copy(error)
                 log.error("%s in a coroutine that some task started; the loop runs on", type(error).__name__)
+        if forks.generation != made_in:
+            forks.end_copy()
         loop.close()

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.clock import length
 from packhorse.failpoints import failpoint
@@ -27,9 +27,11 @@ from packhorse.runtime.child import Plan
 from packhorse.runtime.child import run as run_child
 from packhorse.runtime.exits import GAVE_UP, RECYCLED, how_ended
 from packhorse.runtime.forking import Forked
+from packhorse.runtime.loading import environment, existing, python
 from packhorse.runtime.local import beside
 from packhorse.runtime.orphans import COMING_BACK, Death, Judge
 from packhorse.runtime.process import LAST_WORDS, Trouble, place_of
+from packhorse.runtime.reloading import heed_end
 from packhorse.runtime.wakeup import Wake
 from packhorse.stores.contract import ProcessInfo
 
@@ -49,15 +51,23 @@ class Started(subprocess.Popen[bytes]):
         """`begun` is a descriptor that the child gets too; it may be closed afterwards."""
         self._report, writing = os.pipe()
         told = told | {"report": writing, "begun": begun}
-        command = [sys.executable, "-m", run_child.__module__, json.dumps(told)]
-        given = [writing] if begun is None else [writing, begun]
+        command, folder = python(run_child.__module__, json.dumps(told)), told["folder"]
         try:
-            super().__init__(command, stdin=subprocess.PIPE, bufsize=0, pass_fds=given)
+            super().__init__(
+                command,
+                cwd=existing(folder),
+                env=environment(folder),
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[writing] if begun is None else [writing, begun],
+            )
         except OSError:
             os.close(self._report)
             raise
         finally:
             os.close(writing)
+        assert self.stdin is not None
+        forks.keep_private(self.stdin)
 
     def report(self) -> int:
         """A descriptor to hear it on."""
@@ -103,7 +113,7 @@ class Child:
         failpoint("supervisor.after_start")
 
     def _listen(self, fd: int) -> None:
-        with os.fdopen(fd, "rb") as lines:
+        with forks.keep_private(os.fdopen(fd, "rb")) as lines:
             for line in lines:
                 with suppress(ValueError):  # its last words may be cut off
                     self._hear(json.loads(line))
@@ -178,11 +188,11 @@ class Supervisor:
 
     def run(self) -> int:
         """Until a signal, or until the workers have done their part; the exit status."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGQUIT, self._on_signal)
-        signal.signal(signal.SIGUSR1, self._on_quiet)
-        signal.signal(signal.SIGCHLD, lambda *_: self._wake.set())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            forks.handle(number, self._on_signal)
+        forks.handle(signal.SIGUSR1, self._on_quiet)
+        forks.handle(signal.SIGCHLD, lambda *_: self._wake.set())
+        heed_end(self.stop)
         self._enroll(self._id)
         self._app.hooks.call("start", "supervisor", to_text(self._id))
         for plan in self._plans:
@@ -218,6 +228,11 @@ class Supervisor:
         info = ProcessInfo(id, "supervisor", socket.gethostname(), os.getpid())
         self._app.store.enroll(info, length(self._app.settings.lease))
         self._id = id
+
+    def stop(self) -> None:
+        """As at a TERM; safe in any thread."""
+        self._stopping = True
+        self._wake.set()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._at_once = self._at_once or number == signal.SIGQUIT or (number == signal.SIGINT and self._stopping)
@@ -393,6 +408,9 @@ class Supervisor:
         local tasks end with it.
         """
         child.hear_out()
+        if child.process.returncode == -signal.SIGTERM and not child.ready:
+            log.info("%s with pid %d was stopped before it had begun", child.plan.role, child.process.pid)
+            return
         self._unjudged[beside(child.ids[0])] = Death(child.cause)
         self._unjudged |= dict.fromkeys(child.ids, child.death(asked=True))
         self._judge_children()

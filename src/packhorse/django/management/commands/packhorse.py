@@ -20,6 +20,7 @@ from packhorse.django.backend import PackhorseBackend
 from packhorse.errors import ConfigError, PackhorseError, SchemaError
 from packhorse.logs import configure
 from packhorse.runtime.child import Plan, RoleName
+from packhorse.runtime.loading import fix_paths
 from packhorse.runtime.probe import held
 from packhorse.runtime.reloading import Reloader
 from packhorse.runtime.supervisor import Supervisor
@@ -80,6 +81,7 @@ def _show_the_way() -> None:
     """Worker processes are fresh Pythons, and find the site's modules where this one found them."""
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([sys.path[0] or os.getcwd(), *filter(None, known)]))
+    fix_paths(os.getcwd())
 
 
 def run(app: Application, wanted: list[Plan]) -> int:
