@@ -1,5 +1,6 @@
 """A PostgreSQL server that is killed, restarted, frozen or full under workers: they go on when it is back."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from packhorse.stores.contract import Level
 from packhorse.stores.postgres import PostgresStore
 from packhorse.testing.contract.helpers import insert, states
 from tests.faults.harness import PostgresPlace
+from tests.faults.test_schedules import check_one_job_for_each_moment, schedule, settle, wait_ticked
 from tests.servers.postgres import Missing, Server
 from tests.waiting import wait_until
 
@@ -59,6 +61,37 @@ def test_workers_go_on_when_the_server_is_back(killable: PostgresPlace, how: str
     place.check([held, *after])
     assert len(place.lines("held", "start")) == 1
     assert len(workers.pids("worker")) == 1
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+def test_recurring_work_goes_on_after_an_outage_longer_than_a_lease(killable: PostgresPlace):
+    """The leases of all are over by then. Nothing is adopted that nobody lost, and each moment has its one job."""
+    place, server = killable, killable.server
+    place.settings |= {"lease": 2.0, "heartbeat": 0.3}
+    workers = place.workers("--concurrency", "4")
+    firsts = schedule(place, "every-second")
+    wait_ticked(place, ["every-second"], 2)
+    held = place.enqueue("hold", "held")
+    place.wait_started("held")
+    place.app.close()
+    server.kill()
+    gone_at = time.monotonic()
+    workers.wait_log("its lease is about to end")
+    wait_until(lambda: time.monotonic() > gone_at + 2 * place.settings["lease"], "all leases are over")
+    server.start()
+    wait_ticked(place, ["every-second"], 4)
+    place.let_go("held")
+    place.wait_state(held, "succeeded")
+    settle(place, workers)
+    check_one_job_for_each_moment(without_lines(place, "held"), firsts)
+
+
+def without_lines(place: PostgresPlace, without: str) -> PostgresPlace:
+    """The place, with the lines of schedules alone in its ledger."""
+    kept = [line for line in place.ledger.path.read_text().splitlines(keepends=True) if not line.startswith(without)]
+    place.ledger.path.write_text("".join(kept))
+    return place
 
 
 @pytest.fixture
