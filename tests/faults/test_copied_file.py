@@ -130,6 +130,20 @@ def test_another_connection_of_the_program_keeps_its_locks_when_ours_is_closed(p
     assert left(place) == {"before", "after"}
 
 
+@needs_lasting_locks
+def test_a_copy_costs_no_job_that_a_borrowed_connection_has_written(place: Place):
+    """Also where the store itself had none open."""
+    enqueue(place, "before")
+    place.app.close()
+    with closing(sqlite3.connect(place.database)) as own:
+        for number, key in enumerate(("first", "second"), 2):
+            with own, place.app.on(own):
+                enqueue(place, key)
+            look(place)
+            assert outsider(place) == f"[({number},)]"
+    assert left(place) == {"before", "first", "second"}
+
+
 # The right way to copy it.
 
 
@@ -141,9 +155,9 @@ def test_a_backup_beside_workers_and_writers_holds_all_that_was_acknowledged_bef
     monkeypatch.setattr(sqlite_backup, "PAGES_AT_ONCE", 10)
     workers = place.workers("--concurrency", "2")
     place.enqueue_many("note", *((f"first-{n}", "x" * 2_000) for n in range(300)))
-    writers = [place.client("write_one_by_one", f"writer-{n}", "60") for n in range(2)]
+    writers = [place.client("write_one_by_one", f"writer-{n}", "30") for n in range(2)]
     copies = []
-    for number in range(3):
+    for number in range(2):
         acknowledged = place.enqueue("note", f"known-{number}")
         before = set(place.rows()) | {from_text(acknowledged)}
         copies.append((place.folder / f"copy-{number}.db", before))

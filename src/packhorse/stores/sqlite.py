@@ -289,6 +289,8 @@ class SQLiteStore(SQLStore):
                 "async one, with `with app.on(connection)`."
             )
         path = None if self.hosted else self.path
+        if path is not None:
+            self._connections.stay()
         return sqlite_lent.stroke(lent, path, self.prefix, work, writes=bell is not Bell.NOBODY)
 
     def _insert(self, c: Session, jobs: Sequence[NewJob], now: int) -> list[bytes]:

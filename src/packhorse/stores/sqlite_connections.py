@@ -404,6 +404,12 @@ class Connections:
         for connection in made:
             self.give_back(connection)
 
+    def stay(self) -> None:
+        """Have a connection of our own open: the locks that come with it protect borrowed ones, too."""
+        guard = sqlite_file_locks.guard_of(self.path)
+        if guard is None or not guard.users:
+            self.give_back(self.take())
+
     def close(self) -> None:
         while (connection := self._take_idle()) is not None:
             connection.close()
