@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from packhorse.app import Packhorse
@@ -12,7 +12,7 @@ from packhorse.errors import ProcessExitError, ProcessPrunedError, TimedOut
 from packhorse.events import Event, EventKind
 from packhorse.failpoints import failpoint
 from packhorse.ids import to_text
-from packhorse.job import Claim, JobState
+from packhorse.job import Claim, JobState, Token
 from packhorse.outcome import Outcome, decide, decide_lost, release
 from packhorse.queues import EVERYTHING, local_owner
 from packhorse.retry import RetryPolicy
@@ -53,6 +53,11 @@ class Judge:
         self._unwritten: list[tuple[Claim, Outcome]] = []
         self._in_doubt = False
 
+    @property
+    def owes(self) -> bool:
+        """Verdicts that somebody else's transaction keeps from being written."""
+        return bool(self._unwritten) or self._in_doubt
+
     def judge(self, adopter: bytes, seen_dying: Mapping[bytes, Death] | None = None) -> None:
         """`seen_dying` maps a process to how it ended."""
         causes = seen_dying or {}
@@ -68,23 +73,27 @@ class Judge:
     def _adopt(self, adopter: bytes, causes: Mapping[bytes, Death]) -> list[Orphan]:
         self._in_doubt = True
         orphans = self._app.store.adopt(adopter, new_nonce(), BATCH, dead=causes)
-        self._unwritten = [(orphan.claim, _verdict(self._app, orphan, causes)) for orphan in orphans]
+        self._unwritten += [(orphan.claim, _verdict(self._app, orphan, causes)) for orphan in orphans]
         self._in_doubt = False
         return orphans
 
     def _resolve_doubt(self, adopter: bytes) -> None:
         """The reply was lost: whose they were and how that one ended is not known any more, so they go back unspent."""
-        if held := self._app.store.held(adopter):
-            self._app.store.exchange(adopter, new_nonce(), [*map(release, held)], EVERYTHING, 0)
-        self._in_doubt = False
+        known = {outcome.token for _, outcome in self._unwritten}
+        put_off: Sequence[Token] = ()
+        if held := [token for token in self._app.store.held(adopter) if token not in known]:
+            put_off = self._app.store.exchange(adopter, new_nonce(), [*map(release, held)], EVERYTHING, 0).put_off
+        self._in_doubt = bool(put_off)
 
     def _write(self, adopter: bytes) -> None:
         if not self._unwritten:
             return
         outcomes = [outcome for _, outcome in self._unwritten]
-        refused = set(self._app.store.exchange(adopter, new_nonce(), outcomes, EVERYTHING, 0).refused)
-        written = [(claim, outcome) for claim, outcome in self._unwritten if outcome.token not in refused]
-        self._unwritten = []
+        reply = self._app.store.exchange(adopter, new_nonce(), outcomes, EVERYTHING, 0)
+        put_off = set(reply.put_off)
+        unwritten = put_off.union(reply.refused)
+        written = [(claim, outcome) for claim, outcome in self._unwritten if outcome.token not in unwritten]
+        self._unwritten = [(claim, outcome) for claim, outcome in self._unwritten if outcome.token in put_off]
         if self._app.events:
             for claim, outcome in written:
                 self._tell(claim, outcome)

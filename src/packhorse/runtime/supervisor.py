@@ -219,7 +219,7 @@ class Supervisor:
             self._bury(child)
         if os.getpid() == 1:
             self._reap_strangers()
-        if self._unjudged and time.monotonic() >= self._judge_at:
+        if (self._unjudged or self._judge.owes) and time.monotonic() >= self._judge_at:
             self._judge_children()
         for due in [due for due in self._due if due[0] <= time.monotonic()]:
             self._due.remove(due)
@@ -334,6 +334,8 @@ class Supervisor:
     def _judge_children(self) -> None:
         try:
             self._judge.judge(self._id, self._unjudged)
+            if self._judge.owes:
+                self._judge_at = time.monotonic() + LOOK_EVERY
             if not self._app.store.beat([self._id]):  # without a lease it was given nothing to judge
                 self._unjudged = {}
         except Exception as error:

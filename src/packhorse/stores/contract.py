@@ -72,12 +72,17 @@ class ProcessInfo(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """`alive` is False where the process has no lease (any more): nothing was claimed, and it must enrol anew."""
+    """`alive` is False where the process has no lease (any more): nothing was claimed, and it must enrol anew.
+
+    `put_off` is what a transaction of somebody else keeps from being written, neither taken nor refused: it is offered
+    again later. It names outcomes and jobs said to have begun.
+    """
 
     claims: list[Claim]
     refused: list[Token]
     alive: bool
     now: int
+    put_off: Sequence[Token] = ()
 
 
 class OrderKind(StrEnum):

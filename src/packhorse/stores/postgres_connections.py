@@ -29,7 +29,7 @@ from packhorse.errors import (
 )
 from packhorse.stores import postgres_arrays
 from packhorse.stores.postgres_clock import ASK, ServerClock
-from packhorse.stores.postgres_session import Schema, Session
+from packhorse.stores.postgres_session import Schema, Session, session_mark
 
 log = logging.getLogger("packhorse.store")
 
@@ -37,7 +37,8 @@ OLDEST = 140_000
 IDLE = 8  # connections kept for the next who needs one
 POOLED_ANSWER = 10.0  # behind a pooler, where nobody can look
 ANSWER = 3.0  # seconds without an answer, after which somebody looks whether the server is still at work on it
-PATIENCE = 5.0  # seconds to wait for a row that somebody else has; less where leases are short
+PATIENCE = 5.0  # seconds to wait for what somebody else has; in a stopped stroke, less where leases are short
+LOCK_WAIT = 0.5  # of these at a time, after which somebody looks who has it
 PROBE = 2  # seconds for that look; with ANSWER, after how long a silent server is given up
 RESTED = 0.05  # seconds of rest after which a connection is looked at before it is used
 SETTLE = 5.0  # seconds in which it must be found out what became of a commit
@@ -71,6 +72,14 @@ OF_SESSIONS = (
     "idle_session_timeout",
 )
 SET = "select set_config(name, value, $3::bigint = 1) from unnest($1::text[], $2::text[]) as setting (name, value)"
+# What is ours is known by a lock that all our sessions share, and nobody else: a name may be anybody's.
+SET_AND_MARK = f"with marked as materialized (select pg_advisory_lock_shared($4::bigint)) {SET}, marked"
+MARKED = """
+    select pid from pg_locks
+    where locktype = 'advisory' and mode = 'ShareLock' and granted and objsubid = 1
+      and database = (select oid from pg_database where datname = current_database())
+      and (classid::bigint << 32 | objid::bigint) = $1::bigint
+"""
 BEGIN = "begin isolation level read committed"
 ABOUT = f"""
     select pg_is_in_recovery(), current_setting('fsync'), current_setting('synchronous_commit'), pid, backend_start,
@@ -86,12 +95,12 @@ MARK = "select pg_current_xact_id()::text"
 BECAME = "select pg_xact_status(%s::xid8)"
 END = "select pg_terminate_backend(pid, 1000) from pg_stat_activity where pid = %s and backend_start = %s"
 # In the middle of a pipeline the server does not count a session as idle, however long nothing comes from its client.
-END_STOPPED = """
+END_STOPPED = f"""
     select pg_terminate_backend(pid, 1000) from pg_stat_activity
-    where datname = current_database() and usename = current_user
+    where pid in ({MARKED}) and datname = current_database() and usename = current_user
       and application_name = current_setting('application_name') and pid <> pg_backend_pid()
       and xact_start is not null and wait_event = 'ClientRead'
-      and state_change < clock_timestamp() - make_interval(secs => %s)
+      and state_change < clock_timestamp() - make_interval(secs => $2::float8)
 """
 RETRIED = (errors.SerializationFailure, errors.DeadlockDetected)
 
@@ -166,6 +175,7 @@ class Connections:
         """`pooled` tells whether a pooler that hands out transactions stands between; None finds out."""
         self._conninfo = conninfo
         self.schema = schema
+        self.mark = session_mark(schema)
         self._pooled = pooled
         self.skip_locked = skip_locked
         self.seen_pooled = bool(pooled)
@@ -203,7 +213,7 @@ class Connections:
 
     @property
     def _settings(self) -> dict[str, str]:
-        lock_timeout = f"{self._patience * 1000:.0f}ms"
+        lock_timeout = f"{min(LOCK_WAIT, self._patience) * 1000:.0f}ms"
         return SETTINGS | {"search_path": quoted(self.schema), "lock_timeout": lock_timeout}
 
     def outlive(self, lease: int) -> None:
@@ -276,7 +286,8 @@ class Connections:
             settings = self._settings
             if connection.info.server_version >= 170_000:
                 settings["transaction_timeout"] = "0"
-            psycopg.RawCursor(connection).execute(SET, [list(settings), list(settings.values()), False])
+            told = [list(settings), list(settings.values()), False, self.mark]
+            psycopg.RawCursor(connection).execute(SET_AND_MARK, told)
         if standby:
             raise StoreUnsafe(
                 "The server is a standby, on which nothing can be written. Name the primary in the store URL, or name "
@@ -295,12 +306,13 @@ class Connections:
     def end_stopped(self) -> bool:
         """Of ours, those who say nothing in the middle of a stroke: stopped, or cut off; whether there were any.
 
-        They find their line broken when they go on, and do it again.
+        They find their line broken when they go on, and do it again. Behind a pooler nobody can tell which are ours.
         """
         with suppress(psycopg.Error, StoreUnavailable):
             connection = self.connect()
             try:
-                return bool(connection.execute(END_STOPPED, [self._patience]).fetchall())
+                ended = psycopg.RawCursor(connection).execute(END_STOPPED, [self.mark, self._patience])
+                return bool(ended.fetchall())
             finally:
                 connection.close()
         return False
