@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import psycopg
 from psycopg import errors
@@ -102,6 +103,29 @@ END_STOPPED = f"""
       and xact_start is not null and wait_event = 'ClientRead'
       and state_change < clock_timestamp() - make_interval(secs => $2::float8)
 """
+_lines: WeakSet[Connection] = WeakSet()
+_pools: WeakSet[Connections] = WeakSet()
+# What a fork brought along stays referenced for good, so that nobody says goodbye to the server on the parent's line.
+_inherited: list[Connection] = []
+
+
+def _after_fork_in_child() -> None:
+    """The lines are the parent's: to close one, or to end its TLS, would be said to the server in the parent's name.
+
+    What leads to them leads nowhere from now on, so that they do not outlast the parent either.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for connection in list(_lines):
+        with suppress(psycopg.Error, OSError):
+            os.dup2(nowhere, connection.fileno(), inheritable=False)
+            _inherited.append(connection)
+    os.close(nowhere)
+    _lines.clear()
+    for pool in list(_pools):
+        pool.forget_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 RETRIED = (errors.SerializationFailure, errors.DeadlockDetected)
 
 T = TypeVar("T")
@@ -180,11 +204,15 @@ class Connections:
         self.skip_locked = skip_locked
         self.seen_pooled = bool(pooled)
         self._idle: list[Connection] = []
-        self._pid = os.getpid()
         self._lock = Lock()
         self._warned = False
         self._patience = PATIENCE
         self.clock = ServerClock(lambda: self.give_back(self.connect()))
+        _pools.add(self)
+
+    def forget_parent(self) -> None:
+        """In a child that was forked; another thread may have had the lock."""
+        self._lock, self._idle = Lock(), []
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -227,8 +255,6 @@ class Connections:
         """A connection of one's own, until it is given back. `once_more`: whoever finds it broken takes another."""
         connection: Connection | None
         with self._lock:
-            if self._pid != os.getpid():  # those of the process that forked this one are not ours to use or to close
-                self._idle, self._pid = [], os.getpid()
             while self._idle:
                 connection = self._idle.pop()
                 fresh = once_more and time.monotonic() < connection.rests_since + RESTED
@@ -256,6 +282,7 @@ class Connections:
         """A new one. The other end of one that was lost may not have heard of it, and have rows to itself."""
         try:
             connection = Connection.connect(self._conninfo, autocommit=True)
+            _lines.add(connection)
         except psycopg.Error as error:
             raise_translated(error)
             raise
@@ -343,7 +370,7 @@ class Connections:
         idle = connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
         connection.rests_since = time.monotonic()
         with self._lock:
-            if len(self._idle) < IDLE and idle and self._pid == os.getpid():
+            if len(self._idle) < IDLE and idle and connection not in _inherited:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -352,8 +379,6 @@ class Connections:
         """The server went away: those it knew are no use any more."""
         with self._lock:
             idle, self._idle = self._idle, []
-        if self._pid != os.getpid():
-            return
         for connection in idle:
             with suppress(psycopg.Error):
                 connection.close()
