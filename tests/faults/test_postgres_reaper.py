@@ -48,9 +48,11 @@ def test_a_session_of_somebody_else_is_not_ended(postgres: Server, store: Postgr
 
 def test_one_of_ours_is_ended(postgres: Server, store: PostgresStore):
     ours = store._connections.connect()
-    with pytest.raises(psycopg.OperationalError), ours.pipeline():
-        stop_in_a_pipeline(postgres, ours)
-        assert store._connections.end_stopped()
+    pipeline = ours.pipeline()
+    pipeline.__enter__()
+    stop_in_a_pipeline(postgres, ours)
+    assert store._connections.end_stopped()
+    with pytest.raises(psycopg.OperationalError):
         ours.execute("commit").fetchall()
     ours.close()
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from packhorse.app import Packhorse
 from packhorse.clock import length
+from packhorse.errors import HeldUp
 from packhorse.failpoints import failpoint
 from packhorse.ids import new_id, to_text
 from packhorse.runtime.child import Plan
@@ -28,7 +29,7 @@ from packhorse.runtime.exits import GAVE_UP, RECYCLED, how_ended
 from packhorse.runtime.forking import Forked
 from packhorse.runtime.local import beside
 from packhorse.runtime.orphans import COMING_BACK, Death, Judge
-from packhorse.runtime.process import LAST_WORDS, Trouble, place_of
+from packhorse.runtime.process import AT_ONCE, LAST_WORDS, Trouble, place_of
 from packhorse.runtime.wakeup import Wake
 from packhorse.stores.contract import ProcessInfo
 
@@ -154,6 +155,7 @@ class Supervisor:
         self._judge_at = 0.0
         self._beat_at = 0.0
         self._beaten_at = time.monotonic()
+        self._held_at = 0.0
         self._stopping = False
         self._at_once = False
         self._quiet = False
@@ -245,7 +247,9 @@ class Supervisor:
                 log.error("%s with pid %d was not ready in time", child.plan.role, child.process.pid)
             elif child.frozen_for() > FROZEN:
                 log.error("%s with pid %d is frozen", child.plan.role, child.process.pid)
-            elif now - max(self._beaten_at, child.well_at) > settings.lease * 5 / 6 and self._may_perform(child):
+            elif now - max(
+                self._beaten_at, self._held_at, child.well_at
+            ) > settings.lease * 5 / 6 and self._may_perform(child):
                 log.error("the store cannot be reached; the worker with pid %d has to end", child.process.pid)
             else:
                 continue
@@ -291,6 +295,10 @@ class Supervisor:
                 self._enroll(new_id())
                 self._judge_at = time.monotonic() + self._app.settings.lease * COMING_BACK
                 log.warning("the supervisor lost its lease; it goes on under a new id")
+        except HeldUp as error:  # by one who keeps all others away, too; the next beat must be among the first after it
+            self._held_at = time.monotonic()
+            self._beat_at = self._held_at + min(AT_ONCE, self._app.settings.heartbeat)
+            log.debug("the supervisor could not beat: %s", error)
         except Exception as error:  # its children would lose their leases if it ended
             log.warning("the supervisor could not beat: %s", place_of(error))
 

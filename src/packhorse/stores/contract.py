@@ -490,6 +490,13 @@ class Store(ABC):
     def beat(self, processes: Collection[bytes]) -> list[bytes]:
         """They live: renew the leases that have not run out; those that had none left."""
 
+    def is_held(self) -> bool:
+        """Whether one transaction keeps all others from writing, so that no lease is over before they could renew it.
+
+        Where that is never so, a lease ends whatever happens.
+        """
+        return False
+
     @abstractmethod
     def orders(self, processes: Collection[bytes]) -> list[Order]:
         """What is asked of these owners of running jobs. A cheap look, for it is taken again and again."""

@@ -31,7 +31,6 @@ T = TypeVar("T")
 
 LASTS = 2.0  # seconds after the last sign of such a transaction
 LOOK_EVERY = 1.0  # seconds between looks whether it is still there
-ROW_WAIT = 0.1  # seconds for what others of ours have, which are soon through
 _TOKENS = "({rows:bigint bytea bigint bytea bigint}) as ended (place, process, nonce, id, epoch)"
 _HELD = """
     select limited, id from job
@@ -149,7 +148,7 @@ class Careful:
         return True
 
     def _try(self, work: Callable[[Session], T], bell: Bell) -> T:
-        return self._store._stroke("exchange", work, bell, passing=True, row_wait=ROW_WAIT)
+        return self._store._stroke("exchange", work, bell, passing=True)
 
     def _write(self, outcomes: Sequence[Outcome], c: Session) -> list[Token]:
         now = self._store.clock.now()

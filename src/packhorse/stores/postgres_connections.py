@@ -38,8 +38,7 @@ OLDEST = 140_000
 IDLE = 8  # connections kept for the next who needs one
 POOLED_ANSWER = 10.0  # behind a pooler, where nobody can look
 ANSWER = 3.0  # seconds without an answer, after which somebody looks whether the server is still at work on it
-PATIENCE = 5.0  # seconds to wait for what somebody else has; in a stopped stroke, less where leases are short
-LOCK_WAIT = 0.5  # of these at a time, after which somebody looks who has it
+PATIENCE = 5.0  # seconds to wait for what somebody else has; less where leases are short
 PROBE = 2  # seconds for that look; with ANSWER, after how long a silent server is given up
 RESTED = 0.05  # seconds of rest after which a connection is looked at before it is used
 SETTLE = 5.0  # seconds in which it must be found out what became of a commit
@@ -241,7 +240,7 @@ class Connections:
 
     @property
     def _settings(self) -> dict[str, str]:
-        lock_timeout = f"{min(LOCK_WAIT, self._patience) * 1000:.0f}ms"
+        lock_timeout = f"{self._patience * 1000:.0f}ms"
         return SETTINGS | {"search_path": quoted(self.schema), "lock_timeout": lock_timeout}
 
     def outlive(self, lease: int) -> None:

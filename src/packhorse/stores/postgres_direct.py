@@ -34,12 +34,13 @@ KNOWN, CONCERNED = "PH001", "PH002"  # why the server refuses
 REFUSALS = frozenset({KNOWN, CONCERNED})
 MOST_ENTRIES, MOST_NUMBERS = 8, 100_000
 ID, NUMBER = 2, 13  # columns of what is claimed
+LOCK_WAIT = "500ms"  # after which somebody looks who holds up an exchange
 # The nonce is kept with the process, so that whoever never heard the answer can ask for it.
 RENEW = f"""
     update process set
         exchanged = case when exchanged is distinct from ? then cast(? as bigint) else refuse('{KNOWN}') end,
         lease_until = case when boot = ? and lease_until > ? then {LATER} else lease_until end
-    where id = ? returning boot = ? and lease_until > ?
+    where id = ? returning boot = ? and lease_until > ?, set_config('lock_timeout', '{LOCK_WAIT}', true)
 """
 # All of them or none: where another has one of these jobs by now, the exchange is made step by step.
 SUCCEED = f"""

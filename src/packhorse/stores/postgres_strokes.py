@@ -22,7 +22,7 @@ from packhorse.stores.postgres_connections import (
     Silent,
     raise_translated,
 )
-from packhorse.stores.postgres_direct import REFUSALS
+from packhorse.stores.postgres_direct import LOCK_WAIT, REFUSALS
 from packhorse.stores.postgres_holders import Holders
 from packhorse.stores.postgres_session import Lock, Missing, Passing, Session
 from packhorse.stores.postgres_watch import RING, ring_arguments
@@ -31,7 +31,8 @@ from packhorse.stores.sql_store import Bell
 T = TypeVar("T")
 
 TRIES = 20  # of a stroke that got into another's way
-WAIT_FOR_ROWS = "select set_config('lock_timeout', $1, true)"
+WAIT = "select set_config('lock_timeout', $1, true)"
+PASSING_WAIT = "200ms"  # for others of ours, which are soon through
 BREAKS = 3  # of its line, after which a stroke is given up
 
 
@@ -40,8 +41,8 @@ class How(TypedDict, total=False):
 
     `repeatable`: it does nothing the second time, and needs no mark by which to find it again. `alone`: it is a single
     statement, which needs no more than that to be a transaction. `in_one_go`: it looks at no answer before the end of
-    its pipeline, up to which all is one transaction. `gives_way`: held up by a transaction of somebody else, it does
-    not wait for that. `passing`: it waits for no subject at all, and at most `row_wait` seconds for a row.
+    its pipeline, up to which all is one transaction. `gives_way`: it looks soon who holds it up, and
+    does not wait for a transaction of somebody else. `passing`: it waits for no subject, and for rows not long.
     """
 
     repeatable: bool
@@ -49,7 +50,6 @@ class How(TypedDict, total=False):
     in_one_go: bool
     gives_way: bool
     passing: bool
-    row_wait: float
 
 
 class Rolled(Exception):
@@ -110,7 +110,6 @@ class Strokes:
         in_one_go: bool = False,
         gives_way: bool = False,
         passing: bool = False,
-        row_wait: float = 0,
     ) -> T:
         locks: frozenset[Lock] = frozenset()
         gone: Connection | None = None  # in whose place a connection was made for this stroke
@@ -123,7 +122,7 @@ class Strokes:
                 else:
                     framed = connection.pooled or not in_one_go
                     c = self._session(connection, passing)
-                    wait = row_wait
+                    wait = PASSING_WAIT if passing else LOCK_WAIT if gives_way and framed else ""
                     answer = self._try(
                         c, connection, point, work, bell, locks, wait, marked=not repeatable, framed=framed
                     )
@@ -156,7 +155,7 @@ class Strokes:
                     raise Refused(error.sqlstate) from None
                 if isinstance(error, psycopg.errors.LockNotAvailable):
                     in_time = time.monotonic() - began < PATIENCE
-                    if self._look_who_holds(error, gives_way, in_time, row_wait) or in_time:
+                    if self._look_who_holds(error, gives_way, passing, in_time) or in_time:
                         continue
                 raise_translated(error)
                 raise
@@ -168,10 +167,10 @@ class Strokes:
         raise StoreUnavailable(f"PostgreSQL: others were in the way {TRIES} times. Try again.")
 
     def _look_who_holds(
-        self, error: psycopg.errors.LockNotAvailable, gives_way: bool, in_time: bool, row_wait: float
+        self, error: psycopg.errors.LockNotAvailable, gives_way: bool, passing: bool, in_time: bool
     ) -> bool:
         """Whether one that was stopped is out of the way now; raises where it is no stroke of ours that is."""
-        if row_wait:
+        if passing:
             raise HeldUp("PostgreSQL: another transaction has what this needs. Try again.") from error
         holder = self.holders.look()
         if holder is not None and (gives_way or not in_time):
@@ -201,7 +200,7 @@ class Strokes:
         work: Callable[[Session], T],
         bell: Bell,
         locks: frozenset[Lock],
-        row_wait: float,
+        wait: str,
         *,
         marked: bool,
         framed: bool,
@@ -212,8 +211,8 @@ class Strokes:
             with connection.pipeline(), whole(connection, framed):
                 if framed:
                     self._connections.begin(c, connection)
-                if row_wait:
-                    c.plain(WAIT_FOR_ROWS, [f"{row_wait * 1000:.0f}ms"])
+                if wait:
+                    c.plain(WAIT, [wait])
                 found = c.plain(MARK) if marked else None
                 c.take(locks)
                 answer = work(c)

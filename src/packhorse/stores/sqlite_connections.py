@@ -8,18 +8,20 @@ import resource
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import methodcaller
 from pathlib import Path
 from weakref import WeakSet
 
-from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
+from packhorse.errors import HeldUp, SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
+from packhorse.stores import sqlite_holders
 from packhorse.stores.sqlite_batches import PrefixedSession, Session
 from packhorse.stores.sqlite_place import prepare_place
 
 DEADLINE = 5.0
 CHECKPOINT_PAGES = 1_000
+WAITED = 0.005  # seconds: in the queue nobody else is, so whoever had the lock was a program outside
 SPARE = 30.0  # seconds after which a connection that nobody wanted is closed
 FOR_OTHERS = 16  # a process may have so many descriptors for each connection it makes ahead, of which that takes three
 
@@ -220,11 +222,16 @@ class Transaction:
         connection = self._connection
         try:
             connection.acquire(self._patient)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             self._connections.give_back(connection)  # closing it would mean to queue up once more
+            self._connections.raise_held_up(error)
             raise
         try:
-            connection.sqlite.execute("begin immediate")
+            self._connections.begin(connection.sqlite)
+        except HeldUp:
+            connection.release()
+            self._connections.give_back(connection)  # nothing has begun
+            raise
         except BaseException as error:
             self._fail(error)
             raise
@@ -279,6 +286,29 @@ class Connections:
         self._idle: list[Connection] = []  # who came back last is taken first, so the first was idle the longest
         self._tidied_at = 0.0
         self._inode = 0
+        self._was_held_up = False
+        self.after_waiting: Callable[[Session], None] = lambda c: None  # the first in a transaction that had to wait
+
+    def raise_held_up(self, error: StoreUnavailable) -> None:
+        """For one who waited in the queue, if whoever is first in it is held up by a program outside."""
+        if not isinstance(error, HeldUp) and sqlite_holders.holders(self.path):
+            who = sqlite_holders.tell(self.path)
+            raise HeldUp(f"{who} has kept the database locked for {DEADLINE:g} s. Find and end it.") from error
+
+    def begin(self, c: Session) -> None:
+        """Wait for programs outside, whose transactions may last. Ours are waited for in the queue."""
+        began = time.monotonic()
+        try:
+            c.execute("begin immediate")
+        except sqlite3.OperationalError as error:
+            if not is_locked(error):
+                raise
+            self._was_held_up = True
+            who = sqlite_holders.tell(self.path)
+            raise HeldUp(f"{who} has kept the database locked for {DEADLINE:g} s. Find and end it.") from error
+        if self._was_held_up or time.monotonic() - began > WAITED:
+            self.after_waiting(c)
+            self._was_held_up = False
 
     @contextmanager
     def cursor(self) -> Iterator[Session]:
@@ -349,6 +379,9 @@ class Connections:
             with _gate:
                 connection = self._take_idle()
             return connection or Connection(self.path, self._synchronous, self._inode, self.prefix)
+        except StoreUnavailable as error:
+            self.raise_held_up(error)
+            raise
         except (sqlite3.Error, OSError) as error:
             raise_translated(error)
             raise

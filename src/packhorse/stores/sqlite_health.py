@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from packhorse.stores import sqlite_holders
 from packhorse.stores.contract import OWN_KEY, Finding, Level
 
 WAL_WARNING = 256 << 20
@@ -22,7 +23,14 @@ FIXED_IN: dict[tuple[int, ...], int] = {(3, 44): 6, (3, 50): 7}
 
 
 def examine(path: Path) -> list[Finding]:
-    return [_version(sqlite3.sqlite_version_info), *_modes(path), *_key(path), _space(path), _journal(path)]
+    return [
+        _version(sqlite3.sqlite_version_info),
+        *_modes(path),
+        *_key(path),
+        _space(path),
+        _journal(path),
+        *_held(path),
+    ]
 
 
 def resets_wal_safely(version: tuple[int, ...]) -> bool:
@@ -85,6 +93,13 @@ def _journal(path: Path) -> Finding:
         return Finding(Level.OK, "journal", text)
     remedy = "Some program reads the database without an end: find it, and let it end its transaction."
     return Finding(Level.WARNING, "journal", text, remedy)
+
+
+def _held(path: Path) -> Iterator[Finding]:
+    if sqlite_holders.is_held(path):
+        text = f"{sqlite_holders.named(path)} holds the write lock of {path}, and nobody else can write."
+        remedy = "Commit or roll back soon after jobs were enqueued or completed in a transaction; end a forgotten one."
+        yield Finding(Level.WARNING, "held up", text, remedy)
 
 
 def _seen(path: str) -> os.stat_result | None:
