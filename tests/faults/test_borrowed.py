@@ -1,5 +1,8 @@
 """A transaction of somebody else that enqueues or completes, and is left open for longer than a lease."""
 
+import os
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +20,7 @@ from packhorse.outcome import Outcome
 from packhorse.queues import parse_queues
 from packhorse.stores.contract import Level
 from packhorse.testing.contract.helpers import Worker
-from tests.faults.harness import PostgresPlace, Workers
+from tests.faults.harness import Place, PostgresPlace, Workers
 from tests.servers.postgres import Server
 from tests.waiting import wait_until
 
@@ -105,3 +108,44 @@ def test_an_open_transaction_of_somebody_else_stops_nobody(
     assert place.sql("select count(*) from permit") == [(0,)]
     assert workers.stop() == 0
     assert len(place.lines("last", "start")) == len(place.lines("long", "start")) == 1
+
+
+# SQLite has one writer: whoever borrows it has the file.
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    place.settings |= {"lease": LEASE, "heartbeat": 0.5}
+    place.constants |= {"packhorse.stores.sqlite_connections.DEADLINE": 0.5}
+    yield place
+    place.end()
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_borrowed_file_costs_no_running_job_anything(file: Place, end: str):
+    """What runs goes on and nothing is lost, though nobody could renew a lease; the log and the doctor name it."""
+    place = file
+    workers = fleet(place)
+    running = place.enqueue("nap", "running", 3 * LEASE)
+    quick = place.enqueue("hold", "quick")
+    place.wait_started("running")
+    place.wait_started("quick")
+    with closing(sqlite3.connect(place.database, timeout=20)) as borrowed:
+        with place.app.on(borrowed):
+            added = place.app.tasks["note"].enqueue("added").id
+        began = time.monotonic()
+        place.let_go("quick")
+        workers.wait_log(f"(pid {os.getpid()}) holds the write lock of {place.database}")
+        found = {finding.about: finding for finding in place.app.store.examine()}
+        assert f"(pid {os.getpid()})" in found["held up"].text
+        wait_until(lambda: time.monotonic() - began > 2.5 * LEASE, "all leases are over")
+        getattr(borrowed, end)()
+    place.app.close()
+    place.wait_all_finished()
+    ids = [running, quick, added] if end == "commit" else [running, quick]
+    assert {(row.state, row.attempts, row.losses) for row in place.rows().values()} == {("succeeded", 1, 0)}
+    assert workers.stop() == 0
+    place.check(ids)
+    assert len(place.lines("running", "start")) == len(place.lines("quick", "start")) == 1
+    assert "lost its lease" not in workers.log
