@@ -425,6 +425,8 @@ class Heart:
             try:
                 if not process.beat():
                     process.wake.set()  # it hears of it in its next turn
+                elif time.monotonic() - process.renewed_at > heartbeat:
+                    pause = AT_ONCE  # it waited so long that nobody can tell when it was heard
             except HeldUp:  # whoever holds it may let go any moment
                 pause = min(heartbeat, AT_ONCE)
             except Exception as error:  # a heart that stops costs all jobs of the process

@@ -288,9 +288,9 @@ class Supervisor:
             return
         self._beat_at = time.monotonic() + self._app.settings.heartbeat
         try:
-            sent_at = time.monotonic()  # leases may be counted from then, however late the answer comes
-            dead = self._app.store.beat([self._id, *(child.id for child in self._children if self._vouches(child))])
-            self._beaten_at = sent_at
+            dead = self._beat_for_all()
+            if time.monotonic() - self._beaten_at > self._app.settings.heartbeat:
+                dead += self._beat_for_all()  # one that had to wait says nothing of when it was heard
             if self._id in dead:
                 self._enroll(new_id())
                 self._judge_at = time.monotonic() + self._app.settings.lease * COMING_BACK
@@ -301,6 +301,12 @@ class Supervisor:
             log.debug("the supervisor could not beat: %s", error)
         except Exception as error:  # its children would lose their leases if it ended
             log.warning("the supervisor could not beat: %s", place_of(error))
+
+    def _beat_for_all(self) -> list[bytes]:
+        sent_at = time.monotonic()  # leases may be counted from then, however late the answer comes
+        dead = self._app.store.beat([self._id, *(child.id for child in self._children if self._vouches(child))])
+        self._beaten_at = sent_at
+        return dead
 
     def _vouches(self, child: Child) -> bool:
         """Not for one that cannot reach the store by itself: it stops its tasks before the lease is over."""
