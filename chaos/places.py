@@ -7,13 +7,22 @@ import sqlite3
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
 
 from chaos.disk import SmallDisk
 from chaos.history import SECOND, Effect, Fault
 from chaos.ledger import now
 from chaos.proxy import Mode, Proxy
+from packhorse.errors import StoreError
+from packhorse.ids import new_id
+from packhorse.job import JobState, NewJob, Parent, Token
+from packhorse.outcome import Outcome
+from packhorse.stores.postgres import PostgresStore
+from packhorse.stores.sqlite import SQLiteStore
 from tests.servers.postgres import Server
 
 Strike = Callable[[str], Fault]
@@ -63,7 +72,21 @@ class SQLitePlace(Place):
             """And whatever becomes free. Workers must stop by themselves before others may have their jobs."""
             return self._full(kind, lease * dice.uniform(1.2, 1.6), again_after=0.02)
 
-        return {"disk full": (2, fill), "disk full for long": (2, fill_for_long)} if self._disk.mounted else {}
+        full = {"disk full": (2, fill), "disk full for long": (2, fill_for_long)} if self._disk.mounted else {}
+        return full | {
+            "idle borrowed transaction": (4, lambda kind: self._borrow(kind, lease * dice.uniform(1.1, 1.6)))
+        }
+
+    def _borrow(self, kind: str, seconds: float) -> Fault:
+        """Somebody enqueues in a transaction, and then thinks it over. Nobody else can write meanwhile."""
+        store = SQLiteStore(self.url)
+        begin = now()
+        with closing(sqlite3.connect(self._database, timeout=20)) as theirs:
+            store.lent(theirs).insert([NewJob(new_id(), "quick", b"")])
+            time.sleep(seconds)
+            theirs.rollback()
+        store.close()
+        return Fault(kind, begin, now(), Effect.HARMLESS)
 
     def _full(self, kind: str, seconds: float, again_after: float) -> Fault:
         begin = now()
@@ -166,7 +189,38 @@ class PostgresPlace(Place):
             "flapping lines": (4, harmless(flap)),
             "lost commit replies": (10, harmless(lose_commits)),
             "terminate back-ends": (10, harmless(self._terminate)),
+            "idle borrowed transaction": (8, harmless(lambda: self._borrow(dice, lease * dice.uniform(1.1, 2.0)))),
         }
+
+    def _borrow(self, dice: random.Random, seconds: float) -> None:
+        """Somebody completes a job or adds to a flow, thinks it over, and rolls back or is gone.
+
+        The job is a limited one, if one runs: it goes on, and its worker writes what it made of it afterwards.
+        """
+        store = PostgresStore(self.near_url)
+        with suppress(psycopg.Error, StoreError), closing(self._connect()) as theirs:
+            limited, running = self._running(theirs, "limited > 0"), self._running(theirs, "true")
+            if limited is not None and dice.random() < 0.5:
+                store.lent(theirs).complete(Outcome(limited, JobState.SUCCEEDED, duration=0))
+            elif running is not None:
+                store.lent(theirs).insert([NewJob(new_id(), "quick", b"", after=(Parent(running.id),))])
+            time.sleep(seconds)
+            if dice.random() < 0.5:
+                self._server.run(f"select pg_terminate_backend({theirs.info.backend_pid})")
+            else:
+                theirs.rollback()
+        store.close()
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(
+            self._server.conninfo(DATABASE), application_name="somebody", options="-clock_timeout=2s"
+        )
+
+    def _running(self, connection: psycopg.Connection[tuple[Any, ...]], which: LiteralString) -> Token | None:
+        found = connection.execute(
+            f"select process, nonce, id, epoch from packhorse.job where state = 4 and {which} order by id desc limit 1"
+        ).fetchone()
+        return None if found is None else Token(*found)
 
     def _again(self, end: Callable[[], None]) -> None:
         end()

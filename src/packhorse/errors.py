@@ -256,6 +256,10 @@ class StoreUnavailable(StoreError):
     """The store did not answer in time, or refused for the moment; asking again later may help."""
 
 
+class HeldUp(StoreUnavailable):
+    """The store is there, but a transaction of somebody else holds what this needs."""
+
+
 class StoreFull(StoreUnavailable):
     """There is no space left where the store lives."""
 

@@ -225,7 +225,7 @@ def test_a_worker_cut_off_stops_its_tasks_before_its_lease_is_over(place: Place)
     place.wait_started("cut")
     other = place.enqueue("hold", "other")
     place.wait_started("other")
-    with place.locked() as since:
+    with place.cut_off() as since:
         workers.wait_log("its lease is about to end")
         wait_until(lambda: time.time() - since > lease + 1, "the lease is over")
         beats = [line.at / 1e6 for line in place.lines("cut", "beat")]

@@ -230,7 +230,7 @@ def test_a_local_task_begins_anew_after_an_outage(place: Place):
     place.constants |= {"packhorse.stores.sqlite_connections.DEADLINE": 0.3}
     workers = place.workers()
     wait_until(lambda: len(starts(place)) == 1, "it began")
-    with place.locked():
+    with place.cut_off():
         wait_until(lambda: "its lease is about to end" in workers.log, "it noticed")
         wait_until(lambda: time.time() - starts(place)[0].at / 1e6 > 4.0, "the lease is over")
     wait_until(lambda: len(starts(place)) >= 2, "it began again")

@@ -18,6 +18,7 @@ import psycopg
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "packhorse-pg-"
 USER = "postgres"  # the server refuses to run as root
+PORT = "5432"
 PATIENCE = 30.0
 SETTINGS = {
     "listen_addresses": "",
@@ -50,6 +51,7 @@ class Server:
     def __init__(self, base: Path | None = None, *, standby_of: Server | None = None) -> None:
         """Its folder is made in `base`, or where nothing reaches a disk if there is such a place."""
         self._programs = programs()
+        self.port = PORT
         self._user = USER if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
         base = base or (SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(gettempdir()))
         _sweep(base)
@@ -78,6 +80,7 @@ class Server:
 
     def start(self, **other: str) -> None:
         """From the main thread: the server ends with the thread that started it, however that ends."""
+        self.port = other.get("port", PORT)
         settings = [part for name, value in (SETTINGS | other).items() for part in ("-c", f"{name}={value}")]
         place = ["-D", f"{self.folder}/data", "-k", str(self.folder)]
         command = self.as_user([str(self._programs / "postgres"), *place, *settings], "--pdeathsig", "INT")
@@ -98,7 +101,7 @@ class Server:
         return Path(f"{self.folder}/log").read_text(errors="replace")
 
     def conninfo(self, database: str) -> str:
-        return f"host={self.folder} dbname={database} user={USER}"
+        return f"host={self.folder} port={self.port} dbname={database} user={USER}"
 
     def url(self, database: str, **options: str) -> str:
         more = "".join(f"&{name}={value}" for name, value in options.items())
@@ -106,7 +109,7 @@ class Server:
 
     @property
     def socket(self) -> str:
-        return f"{self.folder}/.s.PGSQL.5432"
+        return f"{self.folder}/.s.PGSQL.{self.port}"
 
     def through(self, address: tuple[str, int], database: str, **options: str) -> str:
         """The URL by which it is reached through something that listens there."""

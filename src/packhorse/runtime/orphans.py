@@ -59,6 +59,11 @@ class Judge:
         self._unwritten: list[tuple[Claim, Outcome]] = []
         self._in_doubt = False
 
+    @property
+    def owes(self) -> bool:
+        """Verdicts that somebody else's transaction keeps from being written."""
+        return bool(self._unwritten) or self._in_doubt
+
     def judge(self, adopter: bytes, seen_dying: Mapping[bytes, Death] | None = None) -> None:
         """`seen_dying` maps a process to how it ended."""
         causes = seen_dying or {}
@@ -78,23 +83,33 @@ class Judge:
     ) -> list[Orphan]:
         self._in_doubt = True
         orphans = self._app.store.adopt(adopter, new_nonce(), BATCH, dead=causes if dead is None else dead)
-        self._unwritten = [(orphan.claim, _verdict(self._app, adopter, orphan, causes)) for orphan in orphans]
+        if dead is not None:  # among them may be some of which the verdict is known and not written yet
+            again = {orphan.claim.token.id for orphan in orphans}
+            self._unwritten = [known for known in self._unwritten if known[0].token.id not in again]
+        self._unwritten += [(orphan.claim, _verdict(self._app, adopter, orphan, causes)) for orphan in orphans]
         self._in_doubt = False
         return orphans
 
     def _resolve_doubt(self, adopter: bytes, causes: Mapping[bytes, Death]) -> None:
         """Adopt again what an answer that was lost gave. Whose it was shows only in what the dead had begun."""
-        while self._app.store.held(adopter) and self._adopt(adopter, causes, dead=[adopter]):
+        while self._unknown(adopter) and self._adopt(adopter, causes, dead=[adopter]):
             self._write(adopter)
         self._in_doubt = False
+
+    def _unknown(self, adopter: bytes) -> bool:
+        """Whether it holds jobs without a verdict."""
+        known = {outcome.token for _, outcome in self._unwritten}
+        return any(token not in known for token in self._app.store.held(adopter))
 
     def _write(self, adopter: bytes) -> None:
         if not self._unwritten:
             return
         outcomes = [outcome for _, outcome in self._unwritten]
-        refused = set(self._app.store.exchange(adopter, new_nonce(), outcomes, EVERYTHING, 0).refused)
-        written = [(claim, outcome) for claim, outcome in self._unwritten if outcome.token not in refused]
-        self._unwritten = []
+        reply = self._app.store.exchange(adopter, new_nonce(), outcomes, EVERYTHING, 0)
+        put_off = set(reply.put_off)
+        unwritten = put_off.union(reply.refused)
+        written = [(claim, outcome) for claim, outcome in self._unwritten if outcome.token not in unwritten]
+        self._unwritten = [(claim, outcome) for claim, outcome in self._unwritten if outcome.token in put_off]
         if self._app.events:
             for claim, outcome in written:
                 self._tell(claim, outcome)

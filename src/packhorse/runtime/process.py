@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import socket
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.clock import length, to_datetime
-from packhorse.errors import PackhorseError, StoreError
+from packhorse.errors import HeldUp, PackhorseError, StoreError
 from packhorse.events import Event, EventKind
 from packhorse.hooks import When
 from packhorse.ids import new_id, to_text
@@ -30,6 +31,7 @@ log = logging.getLogger("packhorse.runtime")
 BACKOFF_CAP = 6.0
 LAST_WORDS = 1.0  # seconds to write what ended when it was asked to
 TELL_EVERY = 1.0  # seconds between words to the supervisor that all is well
+AT_ONCE = 0.02  # seconds between beats that somebody holds up, each of which waits by itself
 STEADY = 30.0  # seconds without trouble after which earlier trouble is forgotten
 
 
@@ -150,7 +152,7 @@ class Process:
                     failed, delay = True, trouble.delay()
                     if forks.generation != self._runs_in:
                         forks.end_copy(error)
-                    self._go_badly()
+                    self._go_badly(error)
                     what = "the store failed" if isinstance(error, StoreError) else "something failed"
                     log.warning("%s: %s (%s); trying again in %.1f s", self.role.name, what, place_of(error), delay)
                 if forks.generation != self._runs_in:
@@ -202,8 +204,10 @@ class Process:
             self._report({"well": True})
         self._unwell_since = None
 
-    def _go_badly(self) -> None:
-        if self._unwell_since is None:
+    def _go_badly(self, error: Exception) -> None:
+        if isinstance(error, HeldUp):
+            pass  # by somebody else, as all others are: no reason to give up what runs
+        elif self._unwell_since is None:
             self._unwell_since = time.monotonic()
             if self._report is not None:
                 self._report({"well": False})
@@ -355,20 +359,22 @@ class LeaseWatch:
     """Sees to it that no task runs when the lease ends, whatever else the process waits for.
 
     Tasks are asked to stop while a third of the lease is left. Where one does not end, the process ends itself while a
-    sixth is left, before others may perform its jobs.
+    sixth is left, before others may perform its jobs. As long as somebody holds the store so that nobody can write, no
+    lease ends; then half of its length is left (docs/decisions/0028).
     """
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._lease = process.app.settings.lease
         self._seen_to = 0.0  # the renewal after which none came in time, where tasks were stopped for that
+        self._held_at = -math.inf  # when the store was last seen so
         self._over = threading.Event()
         threading.Thread(target=self._run, name="packhorse-lease", daemon=True).start()
 
     def _run(self) -> None:
         process = self._process
         while True:
-            ask_at = process.renewed_at + self._lease * 2 / 3
+            ask_at = max(process.renewed_at + self._lease * 2 / 3, self._held_at + self._lease / 24)
             pause = max(0.0, ask_at - time.monotonic()) or self._lease / 6
             expected_at = time.monotonic() + pause
             if self._over.wait(pause):
@@ -378,8 +384,16 @@ class LeaseWatch:
             renewed_at = process.renewed_at
             due = time.monotonic() >= renewed_at + self._lease * 2 / 3
             if due and renewed_at != self._seen_to and process.role.performing:
+                if self._outlasts():
+                    continue
                 self._seen_to = renewed_at
                 self._stop_tasks(renewed_at)
+
+    def _outlasts(self) -> bool:
+        """Whether somebody holds the store, or did until a moment ago, so that the lease is about to be renewed."""
+        if self._process.app.store.is_held():
+            self._held_at = time.monotonic()
+        return time.monotonic() < self._held_at + self._lease / 6
 
     def _stop_tasks(self, renewed_at: float) -> None:
         process, role = self._process, self._process.role
@@ -389,7 +403,7 @@ class LeaseWatch:
             if not role.performing:
                 process.tell_idle()
                 return
-            if time.monotonic() >= renewed_at + self._lease * 5 / 6:
+            if time.monotonic() >= max(renewed_at + self._lease * 5 / 6, self._held_at + self._lease / 3):
                 process.end_by_force()
                 return
 
@@ -412,13 +426,18 @@ class Heart:
 
     def _run(self) -> None:
         process = self._process
-        heartbeat = process.app.settings.heartbeat
-        while not self._stopping.wait(heartbeat * random.uniform(0.9, 1)):
+        heartbeat = pause = process.app.settings.heartbeat
+        while not self._stopping.wait(pause * random.uniform(0.9, 1)):
+            pause = heartbeat
             if not process.vouches or time.monotonic() - process.renewed_at < heartbeat / 2:
                 continue
             try:
                 if not process.beat():
                     process.wake.set()  # it hears of it in its next turn
+                elif time.monotonic() - process.renewed_at > heartbeat:
+                    pause = AT_ONCE  # it waited so long that nobody can tell when it was heard
+            except HeldUp:  # whoever holds it may let go any moment
+                pause = min(heartbeat, AT_ONCE)
             except Exception as error:  # a heart that stops costs all jobs of the process
                 log.warning("%s could not beat: %s", process.role.name, place_of(error))
 

@@ -9,7 +9,7 @@ import time
 from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.clock import SECOND, to_datetime
-from packhorse.errors import PayloadError, StoreDataError, StoreError
+from packhorse.errors import HeldUp, PayloadError, StoreDataError, StoreError
 from packhorse.job import storable
 from packhorse.runtime.process import Process, place_of
 from packhorse.scheduling import schedule_of
@@ -50,6 +50,8 @@ class Scheduler:
         for schedule in schedules:
             try:
                 self._tick(schedule, now)
+            except HeldUp:
+                log.warning("schedule %s waits for a transaction of somebody else", schedule.key)
             except Exception as error:  # one that makes no sense must not hold up the others
                 if isinstance(error, StoreError) and not isinstance(error, StoreDataError):
                     raise

@@ -20,6 +20,7 @@ from typing import Any
 from packhorse import forks
 from packhorse.app import Packhorse
 from packhorse.clock import length
+from packhorse.errors import HeldUp
 from packhorse.failpoints import failpoint
 from packhorse.ids import new_id, to_text
 from packhorse.runtime.begun import Begun, make_page
@@ -30,7 +31,7 @@ from packhorse.runtime.forking import Forked
 from packhorse.runtime.loading import environment, existing, python
 from packhorse.runtime.local import beside
 from packhorse.runtime.orphans import COMING_BACK, Death, Judge
-from packhorse.runtime.process import LAST_WORDS, Trouble, place_of
+from packhorse.runtime.process import AT_ONCE, LAST_WORDS, Trouble, place_of
 from packhorse.runtime.reloading import heed_end
 from packhorse.runtime.wakeup import Wake
 from packhorse.stores.contract import ProcessInfo
@@ -181,6 +182,7 @@ class Supervisor:
         self._judge_at = 0.0
         self._beat_at = 0.0
         self._beaten_at = time.monotonic()
+        self._held_at = 0.0
         self._stopping = False
         self._at_once = False
         self._quiet = False
@@ -251,7 +253,7 @@ class Supervisor:
             self._bury(child)
         if os.getpid() == 1:
             self._reap_strangers()
-        if self._unjudged and time.monotonic() >= self._judge_at:
+        if (self._unjudged or self._judge.owes) and time.monotonic() >= self._judge_at:
             self._judge_children()
         for due in [due for due in self._due if due[0] <= time.monotonic()]:
             self._due.remove(due)
@@ -277,7 +279,9 @@ class Supervisor:
                 log.error("%s with pid %d was not ready in time", child.plan.role, child.process.pid)
             elif child.frozen_for() > FROZEN:
                 log.error("%s with pid %d is frozen", child.plan.role, child.process.pid)
-            elif now - max(self._beaten_at, child.well_at) > settings.lease * 5 / 6 and self._may_perform(child):
+            elif now - max(
+                self._beaten_at, self._held_at, child.well_at
+            ) > settings.lease * 5 / 6 and self._may_perform(child):
                 log.error("the store cannot be reached; the worker with pid %d has to end", child.process.pid)
             else:
                 continue
@@ -316,15 +320,25 @@ class Supervisor:
             return
         self._beat_at = time.monotonic() + self._app.settings.heartbeat
         try:
-            sent_at = time.monotonic()  # leases may be counted from then, however late the answer comes
-            dead = self._app.store.beat([self._id, *(child.id for child in self._children if self._vouches(child))])
-            self._beaten_at = sent_at
+            dead = self._beat_for_all()
+            if time.monotonic() - self._beaten_at > self._app.settings.heartbeat:
+                dead += self._beat_for_all()  # one that had to wait says nothing of when it was heard
             if self._id in dead:
                 self._enroll(new_id())
                 self._judge_at = time.monotonic() + self._app.settings.lease * COMING_BACK
                 log.warning("the supervisor lost its lease; it goes on under a new id")
+        except HeldUp as error:  # by one who keeps all others away, too; the next beat must be among the first after it
+            self._held_at = time.monotonic()
+            self._beat_at = self._held_at + min(AT_ONCE, self._app.settings.heartbeat)
+            log.debug("the supervisor could not beat: %s", error)
         except Exception as error:  # its children would lose their leases if it ended
             log.warning("the supervisor could not beat: %s", place_of(error))
+
+    def _beat_for_all(self) -> list[bytes]:
+        sent_at = time.monotonic()  # leases may be counted from then, however late the answer comes
+        dead = self._app.store.beat([self._id, *(child.id for child in self._children if self._vouches(child))])
+        self._beaten_at = sent_at
+        return dead
 
     def _vouches(self, child: Child) -> bool:
         """Not for one that cannot reach the store by itself: it stops its tasks before the lease is over."""
@@ -366,6 +380,8 @@ class Supervisor:
     def _judge_children(self) -> None:
         try:
             self._judge.judge(self._id, self._unjudged)
+            if self._judge.owes:
+                self._judge_at = time.monotonic() + LOOK_EVERY
             if not self._app.store.beat([self._id]):  # without a lease it was given nothing to judge
                 self._unjudged = {}
         except Exception as error:

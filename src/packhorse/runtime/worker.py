@@ -24,6 +24,7 @@ from packhorse.runtime.begun import Begun
 from packhorse.runtime.isolated import Pool
 from packhorse.runtime.perform import Performer
 from packhorse.runtime.process import Process, memory_now, place_of
+from packhorse.runtime.put_off import PutOff
 from packhorse.runtime.seats import Why
 from packhorse.runtime.slots import Slots
 from packhorse.runtime.wakeup import Watcher
@@ -93,6 +94,7 @@ class Worker:
         self._stall_told = False
         self._ended: deque[Outcome] = deque()
         self._held: dict[Token, Claim | None] = {}  # None where the store has it as ours and never told us
+        self._put_off = PutOff()
         self._unannounced: set[Token] = set()
         self._pace = UNKNOWN_PACE
         self._bytes = 0  # of the payloads that it holds
@@ -144,8 +146,9 @@ class Worker:
             self._resolve_doubt()
         self._take_back(older_than=0 if self._quiet else PATIENCE)
         self._gather()
+        self._ended.extendleft(self._put_off.due())
         outcomes = self._collect()
-        busy = len(self._held) - len(self._stuck) - len(outcomes)
+        busy = self._in_hand - len(self._stuck) - len(outcomes)
         announced = [] if after_failure else self._next_cautious(busy)
         room = 0 if after_failure else self._room(busy, outcomes)
         starting = max(0, min(room, self._concurrency - busy))
@@ -155,7 +158,12 @@ class Worker:
             self._look_at_age(len(outcomes))
         if self._long:
             self._listen(active=bool(outcomes or reply.claims))
-        return self._rest(room, outcomes, reply)
+        return min(self._rest(room, outcomes, reply), self._put_off.rest)
+
+    @property
+    def _in_hand(self) -> int:
+        """Jobs that have a slot, wait for one, or are about to be written."""
+        return len(self._held) - len(self._put_off)
 
     def _listen(self, active: bool) -> None:
         """Hear what operators ask of jobs that have run for a while; quick ones end before an order could come."""
@@ -267,7 +275,7 @@ class Worker:
         """Quick jobs by the hundred: an exchange of half of them costs little more than one of the first few."""
         until = time.monotonic() + LINGER
         many = MANY * self._concurrency + len(self._cautious)
-        while self._pace < LINGER and len(self._held) > max(2 * len(self._ended), many):
+        while self._pace < LINGER and self._in_hand > max(2 * len(self._ended), many):
             if time.monotonic() >= until:
                 return
             time.sleep(LINGER / 5)
@@ -298,7 +306,7 @@ class Worker:
             self._tell_stalled()
             return 0
         self._stall_told = False
-        if self._quiet or (free <= 0 and not outcomes):
+        if self._quiet or self._put_off.is_full or (free <= 0 and not outcomes):
             return 0
         if self._lost_lease and self._holds_for_another():
             return 0
@@ -351,6 +359,8 @@ class Worker:
         failpoint("worker.after_exchange")
         if told:
             self._unannounced.difference_update(started)
+        if reply.put_off or self._put_off:
+            outcomes = self._keep_put_off(outcomes, started, set(reply.put_off))
         told_events, refused = bool(self._app.events), set(reply.refused)
         for outcome in outcomes:
             claim = self._held.pop(outcome.token, None)
@@ -369,15 +379,23 @@ class Worker:
             log.warning("job %s had moved on; what this worker made of it was refused", to_text(token.id))
         if reply.alive and (offered or reply.claims):
             self._process.note_renewed(id, sent_at)
-        if not told:
-            self._cautious.extendleft(reversed(announced))
-            announced = []
-        beginning = [claim for _, claim in announced]
+        put_off = set(reply.put_off)
+        untold = [one for one in announced if not told or one[1].token in put_off]
+        self._cautious.extendleft(reversed(untold))
+        beginning = [claim for _, claim in announced if told and claim.token not in put_off]
         if not (reply.alive and self._may_begin([*reply.claims, *beginning])):
             self._lose_lease([*reply.claims, *beginning])
             return reply._replace(claims=[], alive=False)
         self._put(beginning)
         return reply
+
+    def _keep_put_off(self, outcomes: list[Outcome], started: list[Token], tokens: set[Token]) -> list[Outcome]:
+        """The others, which are written."""
+        self._unannounced.update(tokens.intersection(started))
+        put_off = [outcome for outcome in outcomes if outcome.token in tokens]
+        written = [outcome for outcome in outcomes if outcome.token not in tokens]
+        self._put_off.note(len(written), put_off)
+        return written
 
     def _may_begin(self, claims: Sequence[Claim]) -> bool:
         """The answer may have come so late that the lease is over, and others perform what it gives."""
@@ -417,13 +435,15 @@ class Worker:
             return self._write_bare(outcomes[0], error)
         middle = len(outcomes) // 2
         refused: list[Token] = []
+        put_off: list[Token] = []
         for half in (outcomes[:middle], outcomes[middle:]):
             try:
                 reply = store.exchange(process, new_nonce(), half, self._selected, 0)
             except StoreDataError as again:
                 reply = self._write_apart(half, again)
             refused += reply.refused
-        return reply._replace(refused=refused)
+            put_off += reply.put_off
+        return reply._replace(refused=refused, put_off=put_off)
 
     def _write_bare(self, outcome: Outcome, error: StoreDataError) -> Exchanged:
         store, process = self._app.store, self._process.id
@@ -519,9 +539,9 @@ class Worker:
         active = bool(outcomes or reply.claims)
         self._lingers = self._pace < LINGER if active else self._called and not self._lingers
         self._called = False
-        free = len(self._held) < self._concurrency and not self._quiet
+        free = self._in_hand < self._concurrency and not self._quiet
         if self._watcher is not None:
-            free = len(self._held) - len(self._stuck) < self._concurrency and not self._quiet
+            free = self._in_hand - len(self._stuck) < self._concurrency and not self._quiet
             self._watcher.set_armed((free or bool(self._long)) and not self._lingers)
         if self._lingers:
             return LISTEN_EVERY if self._long and not free else self._linger(room, reply)
@@ -541,12 +561,12 @@ class Worker:
         Where several jobs came and no more are there, others will come: at most half of the time goes into exchanges,
         and each has more to carry.
         """
-        if len(self._held) > self._concurrency:
+        if self._in_hand > self._concurrency:
             return LINGER
         if 1 < len(reply.claims) < room:
             self._awaited = EXCHANGE_JOBS
             return min(LINGER, self._took)
-        self._awaited = len(self._held) - len(self._long)
+        self._awaited = self._in_hand - len(self._long)
         return LINGER
 
     def _finished_its_part(self, room: int, reply: Exchanged) -> bool:

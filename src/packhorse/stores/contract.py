@@ -77,7 +77,9 @@ class ProcessInfo(NamedTuple):
 class Exchanged(NamedTuple):
     """`alive` is False where the process has no lease (any more): nothing was claimed, and it must enrol anew.
 
-    `cut` tells that more jobs were ready and asked for, but their payloads too large to come along.
+    `cut` tells that more jobs were ready and asked for, but their payloads too large to come along. `put_off` names the
+    outcomes, and the jobs said to have begun, that a transaction of somebody else keeps from being written: neither
+    taken nor refused, they are offered again later.
     """
 
     claims: list[Claim]
@@ -85,6 +87,7 @@ class Exchanged(NamedTuple):
     alive: bool
     now: int
     cut: bool = False
+    put_off: Sequence[Token] = ()
 
 
 class OrderKind(StrEnum):
@@ -497,6 +500,13 @@ class Store(ABC):
     @abstractmethod
     def beat(self, processes: Collection[bytes]) -> list[bytes]:
         """They live: renew the leases that have not run out; those that had none left."""
+
+    def is_held(self) -> bool:
+        """Whether one transaction keeps all others from writing, so that no lease is over before they could renew it.
+
+        Where that is never so, a lease ends whatever happens.
+        """
+        return False
 
     @abstractmethod
     def orders(self, processes: Collection[bytes]) -> list[Order]:

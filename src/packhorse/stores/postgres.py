@@ -14,14 +14,15 @@ import psycopg
 from psycopg import sql
 
 from packhorse.clock import Clock, SystemClock
-from packhorse.errors import ConfigError, SchemaError, StoreUnavailable
+from packhorse.errors import ConfigError, HeldUp, SchemaError, StoreUnavailable
 from packhorse.failpoints import failpoint
 from packhorse.job import Claim, NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
 from packhorse.stores import postgres_copy, postgres_direct, postgres_exchange, postgres_history, sql_exchange
-from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, ProcessInfo, Retention, Watch
+from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, Orphan, ProcessInfo, Promoted, Retention, Watch
 from packhorse.stores.migrate import LEDGER_COLUMNS, steps
+from packhorse.stores.postgres_careful import Asked, Careful
 from packhorse.stores.postgres_clock import ServerClock, SiteClock
 from packhorse.stores.postgres_connections import (
     Connection,
@@ -50,6 +51,9 @@ T = TypeVar("T")
 POLL = 1.0  # seconds after which who waits for a job looks anyway
 # Exchanges step by step, after one in one go that was refused: what was in its way is likely to be in the next one's.
 DETOUR, LONGEST_DETOUR = 4, 256
+# Strokes that go on without what a transaction of somebody else holds, or come again another time.
+GIVE_WAY = frozenset({"promote", "adopt", "prune", "tick"})
+PASS_OVER = frozenset({"adopt", "prune"})
 TEND_EVERY = 300.0  # seconds: looking after the partitions of history
 
 
@@ -66,6 +70,7 @@ class PostgresStore(SQLStore):
         )
         self._strokes = Strokes(self._connections)
         self.clock = clock or self._connections.clock
+        self._careful = Careful(self)
         self._borrower = Borrower(self.schema, self._where)
         self._period = found.period
         self._tend_at = 0.0
@@ -109,14 +114,31 @@ class PostgresStore(SQLStore):
     ) -> Exchanged:
         if not outcomes and not started and (answer := self._nothing_to_do(process, queues, limit)):
             return answer
+        if not self._careful.is_on:
+            try:
+                return self._exchange_at_ease(process, nonce, outcomes, queues, limit, starting, started, run)
+            except HeldUp:
+                self._careful.begin()
+        asked = Asked(process, nonce, outcomes, queues, limit, starting, started)
+        return self._careful.exchange(asked, _bell_of(outcomes))
+
+    def _exchange_at_ease(
+        self,
+        process: bytes,
+        nonce: int,
+        outcomes: Sequence[Outcome],
+        queues: Selected,
+        limit: int,
+        starting: int,
+        started: Sequence[Token],
+        run: int,
+    ) -> Exchanged:
+        """As long as nobody else's transaction is in the way."""
 
         def stroke(c: Session) -> Exchanged:
             return self._exchange(c, process, nonce, outcomes, queues, limit, starting, started, run)
 
         failpoint("exchange.before_write")
-        bell = Bell.ENDED if any(outcome.state.finished for outcome in outcomes) else Bell.NOBODY
-        if any(not outcome.state.finished for outcome in outcomes):
-            bell |= Bell.READY
         it = postgres_direct.direct(
             process, nonce, outcomes, queues, limit, starting, started, self._numbers, self._guess
         )
@@ -126,7 +148,7 @@ class PostgresStore(SQLStore):
         elif it is not None:
             exchanged = self._exchange_directly(it)
         if exchanged is None:
-            exchanged = self._stroke("exchange", stroke, bell)
+            exchanged = self._stroke("exchange", stroke, _bell_of(outcomes), gives_way=True)
         if exchanged.claims and any(entry.wildcard for entry in queues):
             self._guess = exchanged.claims[-1].queue
         return exchanged
@@ -141,7 +163,7 @@ class PostgresStore(SQLStore):
             return sent
 
         try:
-            sent = self._stroke("exchange", send, repeatable=True, in_one_go=True)
+            sent = self._stroke("exchange", send, repeatable=True, in_one_go=True, gives_way=True)
         except Refused as refused:
             if refused.why == postgres_direct.KNOWN:
                 with self._cursor() as c:
@@ -223,8 +245,27 @@ class PostgresStore(SQLStore):
 
     # Housekeeping.
 
+    def promote(self, limit: int) -> Promoted:
+        if not self._careful.is_on or limit <= 0:
+            try:
+                return super().promote(limit)
+            except HeldUp:
+                self._careful.begin()
+        return self._careful.promote(limit)
+
+    def adopt(self, adopter: bytes, nonce: int, limit: int, *, dead: Collection[bytes] = ()) -> list[Orphan]:
+        try:
+            return super().adopt(adopter, nonce, limit, dead=dead)
+        except HeldUp:
+            self._careful.begin()
+        return super().adopt(adopter, nonce, limit, dead=dead)  # without those whose rows somebody has
+
     def prune(self, retention: Retention, limit: int) -> int:
-        pruned = super().prune(retention, limit)
+        try:
+            pruned = super().prune(retention, limit)
+        except HeldUp:
+            self._careful.begin()
+            return 0  # another time
         if pruned < limit and time.monotonic() >= self._tend_at:
             self._tend_at = time.monotonic() + TEND_EVERY
             self.tend_history(retention)
@@ -343,6 +384,10 @@ class PostgresStore(SQLStore):
 
     def _stroke(self, point: str, work: Callable[[Session], T], bell: Bell = Bell.NOBODY, **how: Unpack[How]) -> T:
         self._ensure_schema()
+        if point in GIVE_WAY:
+            how["gives_way"] = True
+        if point in PASS_OVER and self._careful.is_on:
+            how["passing"] = True
         return self._strokes.stroke(point, work, bell, **how)
 
     def _lent_stroke(
@@ -419,3 +464,8 @@ class PostgresStore(SQLStore):
                 if not self._migrated:
                     self.migrate()
                     self._migrated = True
+
+
+def _bell_of(outcomes: Sequence[Outcome]) -> Bell:
+    bell = Bell.ENDED if any(outcome.state.finished for outcome in outcomes) else Bell.NOBODY
+    return bell | Bell.READY if any(not outcome.state.finished for outcome in outcomes) else bell

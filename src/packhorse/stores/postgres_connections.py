@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import psycopg
 from psycopg import errors
@@ -29,7 +30,7 @@ from packhorse.errors import (
 )
 from packhorse.stores import postgres_arrays
 from packhorse.stores.postgres_clock import ASK, ServerClock
-from packhorse.stores.postgres_session import Schema, Session
+from packhorse.stores.postgres_session import Schema, Session, session_mark
 
 log = logging.getLogger("packhorse.store")
 
@@ -37,7 +38,7 @@ OLDEST = 140_000
 IDLE = 8  # connections kept for the next who needs one
 POOLED_ANSWER = 10.0  # behind a pooler, where nobody can look
 ANSWER = 3.0  # seconds without an answer, after which somebody looks whether the server is still at work on it
-PATIENCE = 5.0  # seconds to wait for a row that somebody else has; less where leases are short
+PATIENCE = 5.0  # seconds to wait for what somebody else has; less where leases are short
 PROBE = 2  # seconds for that look; with ANSWER, after how long a silent server is given up
 RESTED = 0.05  # seconds of rest after which a connection is looked at before it is used
 SETTLE = 5.0  # seconds in which it must be found out what became of a commit
@@ -71,6 +72,14 @@ OF_SESSIONS = (
     "idle_session_timeout",
 )
 SET = "select set_config(name, value, $3::bigint = 1) from unnest($1::text[], $2::text[]) as setting (name, value)"
+# What is ours is known by a lock that all our sessions share, and nobody else: a name may be anybody's.
+SET_AND_MARK = f"with marked as materialized (select pg_advisory_lock_shared($4::bigint)) {SET}, marked"
+MARKED = """
+    select pid from pg_locks
+    where locktype = 'advisory' and mode = 'ShareLock' and granted and objsubid = 1
+      and database = (select oid from pg_database where datname = current_database())
+      and (classid::bigint << 32 | objid::bigint) = $1::bigint
+"""
 BEGIN = "begin isolation level read committed"
 ABOUT = f"""
     select pg_is_in_recovery(), current_setting('fsync'), current_setting('synchronous_commit'), pid, backend_start,
@@ -86,13 +95,36 @@ MARK = "select pg_current_xact_id()::text"
 BECAME = "select pg_xact_status(%s::xid8)"
 END = "select pg_terminate_backend(pid, 1000) from pg_stat_activity where pid = %s and backend_start = %s"
 # In the middle of a pipeline the server does not count a session as idle, however long nothing comes from its client.
-END_STOPPED = """
+END_STOPPED = f"""
     select pg_terminate_backend(pid, 1000) from pg_stat_activity
-    where datname = current_database() and usename = current_user
+    where pid in ({MARKED}) and datname = current_database() and usename = current_user
       and application_name = current_setting('application_name') and pid <> pg_backend_pid()
       and xact_start is not null and wait_event = 'ClientRead'
-      and state_change < clock_timestamp() - make_interval(secs => %s)
+      and state_change < clock_timestamp() - make_interval(secs => $2::float8)
 """
+_lines: WeakSet[Connection] = WeakSet()
+_pools: WeakSet[Connections] = WeakSet()
+# What a fork brought along stays referenced for good, so that nobody says goodbye to the server on the parent's line.
+_inherited: list[Connection] = []
+
+
+def _after_fork_in_child() -> None:
+    """The lines are the parent's: to close one, or to end its TLS, would be said to the server in the parent's name.
+
+    What leads to them leads nowhere from now on, so that they do not outlast the parent either.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for connection in list(_lines):
+        with suppress(psycopg.Error, OSError):
+            os.dup2(nowhere, connection.fileno(), inheritable=False)
+            _inherited.append(connection)
+    os.close(nowhere)
+    _lines.clear()
+    for pool in list(_pools):
+        pool.forget_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 RETRIED = (errors.SerializationFailure, errors.DeadlockDetected)
 
 T = TypeVar("T")
@@ -166,15 +198,20 @@ class Connections:
         """`pooled` tells whether a pooler that hands out transactions stands between; None finds out."""
         self._conninfo = conninfo
         self.schema = schema
+        self.mark = session_mark(schema)
         self._pooled = pooled
         self.skip_locked = skip_locked
         self.seen_pooled = bool(pooled)
         self._idle: list[Connection] = []
-        self._pid = os.getpid()
         self._lock = Lock()
         self._warned = False
         self._patience = PATIENCE
         self.clock = ServerClock(lambda: self.give_back(self.connect()))
+        _pools.add(self)
+
+    def forget_parent(self) -> None:
+        """In a child that was forked; another thread may have had the lock."""
+        self._lock, self._idle = Lock(), []
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -217,8 +254,6 @@ class Connections:
         """A connection of one's own, until it is given back. `once_more`: whoever finds it broken takes another."""
         connection: Connection | None
         with self._lock:
-            if self._pid != os.getpid():  # those of the process that forked this one are not ours to use or to close
-                self._idle, self._pid = [], os.getpid()
             while self._idle:
                 connection = self._idle.pop()
                 fresh = once_more and time.monotonic() < connection.rests_since + RESTED
@@ -246,6 +281,7 @@ class Connections:
         """A new one. The other end of one that was lost may not have heard of it, and have rows to itself."""
         try:
             connection = Connection.connect(self._conninfo, autocommit=True)
+            _lines.add(connection)
         except psycopg.Error as error:
             raise_translated(error)
             raise
@@ -276,7 +312,8 @@ class Connections:
             settings = self._settings
             if connection.info.server_version >= 170_000:
                 settings["transaction_timeout"] = "0"
-            psycopg.RawCursor(connection).execute(SET, [list(settings), list(settings.values()), False])
+            told = [list(settings), list(settings.values()), False, self.mark]
+            psycopg.RawCursor(connection).execute(SET_AND_MARK, told)
         if standby:
             raise StoreUnsafe(
                 "The server is a standby, on which nothing can be written. Name the primary in the store URL, or name "
@@ -295,12 +332,13 @@ class Connections:
     def end_stopped(self) -> bool:
         """Of ours, those who say nothing in the middle of a stroke: stopped, or cut off; whether there were any.
 
-        They find their line broken when they go on, and do it again.
+        They find their line broken when they go on, and do it again. Behind a pooler nobody can tell which are ours.
         """
         with suppress(psycopg.Error, StoreUnavailable):
             connection = self.connect()
             try:
-                return bool(connection.execute(END_STOPPED, [self._patience]).fetchall())
+                ended = psycopg.RawCursor(connection).execute(END_STOPPED, [self.mark, self._patience])
+                return bool(ended.fetchall())
             finally:
                 connection.close()
         return False
@@ -331,7 +369,7 @@ class Connections:
         idle = connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
         connection.rests_since = time.monotonic()
         with self._lock:
-            if len(self._idle) < IDLE and idle and self._pid == os.getpid():
+            if len(self._idle) < IDLE and idle and connection not in _inherited:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -340,8 +378,6 @@ class Connections:
         """The server went away: those it knew are no use any more."""
         with self._lock:
             idle, self._idle = self._idle, []
-        if self._pid != os.getpid():
-            return
         for connection in idle:
             with suppress(psycopg.Error):
                 connection.close()

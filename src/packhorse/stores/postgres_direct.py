@@ -36,12 +36,13 @@ MOST_ENTRIES, MOST_NUMBERS = 8, 100_000
 NUMBER = 14  # column of what is claimed
 # Some payloads are too large to come along: what is to stay is seen to step by step.
 BEYOND = f"else decode(cast(refuse('{CONCERNED}') as text), 'escape')"
+LOCK_WAIT = "500ms"  # after which somebody looks who holds up an exchange
 # The nonce is kept with the process, so that whoever never heard the answer can ask for it.
 RENEW = f"""
     update process set
         exchanged = case when exchanged is distinct from ? then cast(? as bigint) else refuse('{KNOWN}') end,
         lease_until = case when boot = ? and lease_until > ? then {LATER} else lease_until end
-    where id = ? returning boot = ? and lease_until > ?
+    where id = ? returning boot = ? and lease_until > ?, set_config('lock_timeout', '{LOCK_WAIT}', true)
 """
 # All of them or none: where another has one of these jobs by now, the exchange is made step by step.
 SUCCEED = f"""

@@ -199,6 +199,7 @@ NTH_OF_MANY = """
     ) as ready
     order by rank, order_key, id offset ? limit 1
 """
+UNLIMITED = ("where state = 3 and", "where state = 3 and limited + 0 = 0 and")
 CLAIMED = f"""
     select {CLAIMED_ROW} from job left join payload on payload.id = any(array[job.id])
     where state = 4 and process = ? and nonce = ? order by job.rank, job.order_key, job.id
@@ -368,15 +369,21 @@ def take(
     run: int,
     now: int,
     paused: bool,
+    *,
+    aloof: bool = False,
 ) -> tuple[list[Claim], bool]:
-    """Claim the first `limit` ready jobs, in the order of the contract; whether some were too large to come along."""
+    """Claim the first `limit` ready jobs, in the order of the contract; whether some were too large to come along.
+
+    Who stays `aloof` does without the admission, and so without the jobs that have something to do with it.
+    """
     tasks: list[str] = []
     closed: set[str] = set()
     if paused:
         tasks, closed = _pauses(c, now)
         if tasks:  # who ends a pause lets those go on who wait for it: nobody may come to wait for it behind its back
-            c.hold(Subject.ADMISSION)
-            tasks, closed = _pauses(c, now)
+            if not aloof:
+                c.hold(Subject.ADMISSION)
+            tasks, closed = _pauses(c, now, " for share" if aloof else "")
     claims: list[Claim] = []
     entries: list[list[str]] = []
     left = limit
@@ -385,10 +392,10 @@ def take(
     for names in open_queues(queues, names_of, closed):
         entries.append(names)
         if tasks:
-            taken = _take_unpaused(c, process, nonce, names, left, now, tasks)
+            taken = _take_unpaused(c, process, nonce, names, left, now, tasks, aloof)
             c.execute(BEGIN, (now, process, nonce, starting))
         else:
-            rows = _take(c, process, nonce, names, left, starting, now, load)
+            rows = _take(c, process, nonce, names, left, starting, now, load, aloof)
             looked = look(c)  # what is claimed may come with tickets that were not there before
             more = [as_claim(row) for row in rows]
             claims += more
@@ -407,28 +414,40 @@ def take(
         runs = admission.extend_runs(c, process, nonce, queues, run, left, load.room, now)
     if used.unique_keys:
         sql_unique.free_started(c, process, nonce)
-    if used.tickets:
+    if used.tickets and not aloof:
         admission.free_started(c, process, nonce)
     return _claimed(c, process, nonce, entries, runs) if tasks or runs else claims, load.cut
 
 
 def _take(
-    c: Session, process: bytes, nonce: int, names: list[str], limit: int, starting: int, now: int, load: Load | None
+    c: Session,
+    process: bytes,
+    nonce: int,
+    names: list[str],
+    limit: int,
+    starting: int,
+    now: int,
+    load: Load | None,
+    aloof: bool,
 ) -> list[tuple[Any, ...]]:
     """Without a load, no payload is fetched."""
     claim = (process, nonce, now)
     if len(names) == 1:
-        rows = c.execute(TAKE_OF_ONE, (names[0], limit, *claim, starting, now, *_room(load))).fetchall()
+        text = TAKE_OF_ONE.replace(*UNLIMITED) if aloof else TAKE_OF_ONE
+        rows = c.execute(text, (names[0], limit, *claim, starting, now, *_room(load))).fetchall()
         return rows if load is None else _carried(c, rows, load)
+    many, nth = TAKE_OF_MANY, NTH_OF_MANY
+    if aloof:
+        many, nth = many.replace(*UNLIMITED), nth.replace(*UNLIMITED)
     taken: list[tuple[Any, ...]] = []
     after, last = FIRST_KEY, FIRST_KEY
     while len(taken) < limit and last != LAST_KEY and not (load and load.cut):
         more = limit - len(taken)
-        row = c.execute(NTH_OF_MANY, (names, *after, more, more - 1)).fetchone()
+        row = c.execute(nth, (names, *after, more, more - 1)).fetchone()
         last = row if row is not None else LAST_KEY
         begin = max(0, starting - len(taken))
         # Fewer may come, where others are about to claim some of them; then those behind are next.
-        rows = c.execute(TAKE_OF_MANY, (names, *after, *last, more, *claim, begin, now, *_room(load))).fetchall()
+        rows = c.execute(many, (names, *after, *last, more, *claim, begin, now, *_room(load))).fetchall()
         taken += rows if load is None else _carried(c, rows, load)
         after = last
     return taken
@@ -451,22 +470,29 @@ def _carried(c: Session, rows: list[tuple[Any, ...]], load: Load) -> list[tuple[
 
 
 def _take_unpaused(
-    c: Session, process: bytes, nonce: int, names: list[str], limit: int, now: int, paused: Sequence[str]
+    c: Session,
+    process: bytes,
+    nonce: int,
+    names: list[str],
+    limit: int,
+    now: int,
+    paused: Sequence[str],
+    aloof: bool,
 ) -> int:
     """Claim, send jobs of paused tasks away to wait, claim as many more; how many stay."""
     taken = 0
     while taken < limit:
         # Which are to come along shows when all are there; none of their payloads is fetched before.
-        came = len(_take(c, process, nonce, names, limit - taken, 0, now, None))
-        taken += came - admission.park(c, process, nonce, paused)
+        came = len(_take(c, process, nonce, names, limit - taken, 0, now, None, aloof))
+        taken += came - admission.park(c, process, nonce, paused, plain=aloof)
         if not came:
             break
     return taken
 
 
-def _pauses(c: Session, now: int) -> tuple[list[str], set[str]]:
-    """Tasks and queues."""
-    rows = c.execute(PAUSES, (now,)).fetchall()
+def _pauses(c: Session, now: int, locked: str = "") -> tuple[list[str], set[str]]:
+    """Tasks and queues. Locked, no pause ends before the stroke does."""
+    rows = c.execute(PAUSES + locked, (now,)).fetchall()
     return [name for kind, name in rows if kind == "task"], {name for kind, name in rows if kind == "queue"}
 
 

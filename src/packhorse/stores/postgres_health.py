@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from packhorse.clock import SECOND
+from packhorse.stores import postgres_holders
 from packhorse.stores.contract import Finding, Level
 from packhorse.stores.postgres_session import Schema, Session
 
@@ -12,6 +13,7 @@ OLD_SNAPSHOT = 300.0  # seconds: what is dead since then cannot be removed
 DEAD_SHARE, DEAD_LEAST = 0.5, 10_000
 CONNECTIONS_SHARE = 0.9
 SKEW_WARNING = 2.0
+HELD_IDLE, HELD_AT_WORK = 3.0, 30.0  # seconds that somebody else's transaction may hold locks of ours
 SERVER = """
     select current_setting('server_version'), current_setting('fsync'), current_setting('full_page_writes'),
            current_setting('synchronous_commit'), current_setting('autovacuum'),
@@ -43,6 +45,7 @@ def examine(c: Session, schema: Schema, now: int, *, pooled: bool) -> list[Findi
         Finding(Level.OK, "postgres", f"PostgreSQL is {version}{', behind a pooler' if pooled else ''}."),
         _durable(fsync, whole_pages, durable),
         _transactions(c),
+        *_holders(c, schema),
         *_vacuum(c, f'"{schema.replace(chr(34), chr(34) * 2)}"', schema, autovacuum),
         _connections(connections, most),
         _skew((its_now - now) / SECOND),
@@ -74,6 +77,17 @@ def _transactions(c: Session) -> Finding:
     return Finding(Level.OK, "transactions", "No transaction is open for long.")
 
 
+def _holders(c: Session, schema: Schema) -> Iterator[Finding]:
+    """Of each, as the remedy is to end it."""
+    for holder in postgres_holders.find(c, schema, HELD_IDLE, HELD_AT_WORK):
+        what = "what all limited, unique or chained jobs need" if holder.holds_subject else "rows of jobs"
+        remedy = (
+            "Commit or roll back soon after jobs were enqueued or completed in a transaction; end a forgotten one by "
+            f"pg_terminate_backend({holder.pid})."
+        )
+        yield Finding(Level.WARNING, "held up", f"{_sentence(str(holder))} holds {what}.", remedy)
+
+
 def _vacuum(c: Session, quoted: str, schema: Schema, autovacuum: str) -> Iterator[Finding]:
     off = [name for (name,) in c.plain(SWITCHED_OFF, [quoted]).fetchall()]
     if autovacuum == "off" or off:
@@ -101,3 +115,7 @@ def _skew(seconds: float) -> Finding:
         return Finding(Level.OK, "server clock", "The clocks of the server and of this machine agree.")
     text = f"The server's clock is {abs(seconds):.1f} seconds {'ahead of' if seconds > 0 else 'behind'} this machine's."
     return Finding(Level.WARNING, "server clock", text, "Let both follow a time server.")
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import psycopg
 
+from packhorse.errors import HeldUp
 from packhorse.stores.postgres_arrays import columns
 from packhorse.stores.sql import Subject
 from packhorse.stores.sql_names import prefixed
@@ -177,9 +178,20 @@ class Session:
             return
         if self._untouched and (not self._held or new[0] > max(self._held)):
             self._wait_for(new)
-        elif not self.plain(TRY, [self._keys(new)]).fetchall()[0][0]:
+        elif not self._try_to_take(new):
             raise Missing(self._held | locks)
         self._held |= locks
+
+    def may_hold(self, subject: Subject) -> bool:
+        """Hold it, if nobody else does."""
+        lock = (subject, 0)
+        if lock not in self._held and not self._try_to_take([lock]):
+            return False
+        self._held |= {lock}
+        return True
+
+    def _try_to_take(self, locks: Sequence[Lock]) -> bool:
+        return bool(self.plain(TRY, [self._keys(locks)]).fetchall()[0][0])
 
     def _wait_for(self, locks: Sequence[Lock]) -> None:
         self.plain(TAKE, [self._keys(locks)])
@@ -191,6 +203,32 @@ class Session:
     @property
     def holds(self) -> bool:
         return bool(self._held)
+
+
+class Passing(Session):
+    """Waits for no subject, and passes over the rows that others have and that it reads in order to change them."""
+
+    FOR_UPDATE: ClassVar[str] = "for update of job skip locked"
+
+    def take(self, locks: frozenset[Lock]) -> None:
+        if (new := sorted(locks - self._held)) and not self._try_to_take(new):
+            raise HeldUp("PostgreSQL: another transaction has what this needs. Try again.")
+        self._held |= locks
+
+
+def session_mark(schema: Schema) -> int:
+    """The lock that all sessions of this store share."""
+    return lock_key(schema, "connection")
+
+
+def subject_keys(schema: Schema) -> list[int]:
+    """Of all subjects, and their buckets."""
+    named = {Subject.UNIQUE_KEYS, Subject.SIGNALS}
+    return [
+        lock_key(schema, int(subject), bucket)
+        for subject in Subject
+        for bucket in range(BUCKETS if subject in named else 1)
+    ]
 
 
 def _bucket(name: str) -> int:

@@ -10,7 +10,7 @@ from typing import TypedDict, TypeVar, cast
 
 import psycopg
 
-from packhorse.errors import StoreUnavailable
+from packhorse.errors import HeldUp, StoreUnavailable
 from packhorse.failpoints import failpoint
 from packhorse.stores.contract import Exchanged
 from packhorse.stores.postgres_connections import (
@@ -22,14 +22,17 @@ from packhorse.stores.postgres_connections import (
     Silent,
     raise_translated,
 )
-from packhorse.stores.postgres_direct import REFUSALS
-from packhorse.stores.postgres_session import Lock, Missing, Session
+from packhorse.stores.postgres_direct import LOCK_WAIT, REFUSALS
+from packhorse.stores.postgres_holders import Holders
+from packhorse.stores.postgres_session import Lock, Missing, Passing, Session
 from packhorse.stores.postgres_watch import RING, ring_arguments
 from packhorse.stores.sql_store import Bell
 
 T = TypeVar("T")
 
 TRIES = 20  # of a stroke that got into another's way
+WAIT = "select set_config('lock_timeout', $1, true)"
+PASSING_WAIT = "200ms"  # for others of ours, which are soon through
 BREAKS = 3  # of its line, after which a stroke is given up
 
 
@@ -38,12 +41,15 @@ class How(TypedDict, total=False):
 
     `repeatable`: it does nothing the second time, and needs no mark by which to find it again. `alone`: it is a single
     statement, which needs no more than that to be a transaction. `in_one_go`: it looks at no answer before the end of
-    its pipeline, up to which all is one transaction.
+    its pipeline, up to which all is one transaction. `gives_way`: it looks soon who holds it up, and
+    does not wait for a transaction of somebody else. `passing`: it waits for no subject, and for rows not long.
     """
 
     repeatable: bool
     alone: bool
     in_one_go: bool
+    gives_way: bool
+    passing: bool
 
 
 class Rolled(Exception):
@@ -91,6 +97,7 @@ def whole(connection: Connection, framed: bool) -> Iterator[None]:
 class Strokes:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
+        self.holders = Holders(connections)
 
     def stroke(
         self,
@@ -101,6 +108,8 @@ class Strokes:
         repeatable: bool = False,
         alone: bool = False,
         in_one_go: bool = False,
+        gives_way: bool = False,
+        passing: bool = False,
     ) -> T:
         locks: frozenset[Lock] = frozenset()
         gone: Connection | None = None  # in whose place a connection was made for this stroke
@@ -112,13 +121,20 @@ class Strokes:
                     answer = self._try_alone(connection, point, work)
                 else:
                     framed = connection.pooled or not in_one_go
-                    answer = self._try(connection, point, work, bell, locks, marked=not repeatable, framed=framed)
+                    c = self._session(connection, passing)
+                    wait = PASSING_WAIT if passing else LOCK_WAIT if gives_way and framed else ""
+                    answer = self._try(
+                        c, connection, point, work, bell, locks, wait, marked=not repeatable, framed=framed
+                    )
             except Rolled as rolled:
                 self._connections.give_back(connection)
                 return cast(T, rolled.answer)
             except Missing as missing:
                 self._connections.give_back(connection)
                 locks |= missing.locks
+            except HeldUp:
+                self._connections.give_back(connection)
+                raise
             except RETRIED:
                 connection.close()
                 time.sleep(random.uniform(0, 0.002 * (number + 1)))
@@ -137,11 +153,10 @@ class Strokes:
                 connection.close()
                 if isinstance(error, psycopg.Error) and error.sqlstate in REFUSALS:
                     raise Refused(error.sqlstate) from None
-                # Who has a short lease waits for shorter at a time, and not for less time in all.
-                if isinstance(error, psycopg.errors.LockNotAvailable) and (
-                    self._connections.end_stopped() or time.monotonic() - began < PATIENCE
-                ):
-                    continue
+                if isinstance(error, psycopg.errors.LockNotAvailable):
+                    in_time = time.monotonic() - began < PATIENCE
+                    if self._look_who_holds(error, gives_way, passing, in_time) or in_time:
+                        continue
                 raise_translated(error)
                 raise
             else:
@@ -150,6 +165,21 @@ class Strokes:
                     failpoint(f"{point}.after_commit")
                 return answer
         raise StoreUnavailable(f"PostgreSQL: others were in the way {TRIES} times. Try again.")
+
+    def _look_who_holds(
+        self, error: psycopg.errors.LockNotAvailable, gives_way: bool, passing: bool, in_time: bool
+    ) -> bool:
+        """Whether one that was stopped is out of the way now; raises where it is no stroke of ours that is."""
+        if passing:
+            raise HeldUp("PostgreSQL: another transaction has what this needs. Try again.") from error
+        holder = self.holders.look()
+        if holder is not None and (gives_way or not in_time):
+            raise HeldUp(f"PostgreSQL: {holder} has what this needs. Try again when it has ended.") from error
+        return self._connections.end_stopped()
+
+    def _session(self, connection: Connection, passing: bool) -> Session:
+        kind = Passing if passing else Session
+        return kind(connection, self._connections.schema, skip_locked=self._connections.skip_locked)
 
     def _try_alone(self, connection: Connection, point: str, work: Callable[[Session], T]) -> T:
         failpoint(f"{point}.before_commit")
@@ -164,22 +194,25 @@ class Strokes:
 
     def _try(
         self,
+        c: Session,
         connection: Connection,
         point: str,
         work: Callable[[Session], T],
         bell: Bell,
         locks: frozenset[Lock],
+        wait: str,
         *,
         marked: bool,
         framed: bool,
     ) -> T:
-        c = Session(connection, self._connections.schema, skip_locked=self._connections.skip_locked)
         mark = ""  # known as soon as the commit may be on its way
         answer: T | None = None
         try:
             with connection.pipeline(), whole(connection, framed):
                 if framed:
                     self._connections.begin(c, connection)
+                if wait:
+                    c.plain(WAIT, [wait])
                 found = c.plain(MARK) if marked else None
                 c.take(locks)
                 answer = work(c)

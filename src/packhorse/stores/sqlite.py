@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -18,12 +18,12 @@ from packhorse.failpoints import failpoint
 from packhorse.job import NewJob, Token
 from packhorse.outcome import Outcome
 from packhorse.queues import Selected
-from packhorse.stores import sql_exchange, sqlite_backup, sqlite_exchange, sqlite_lent
+from packhorse.stores import sql_exchange, sqlite_backup, sqlite_exchange, sqlite_holders, sqlite_lent
 from packhorse.stores.contract import ADMIT_AT_ONCE, Exchanged, Finding, Lent, ProcessInfo, Retention, Watch
 from packhorse.stores.lending import is_async
 from packhorse.stores.migrate import LEDGER_COLUMNS, in_parts, steps
 from packhorse.stores.sql_admission import Freed, Runs
-from packhorse.stores.sql_exchange import ALIVE, InUse
+from packhorse.stores.sql_exchange import InUse
 from packhorse.stores.sql_names import LEDGER, checked_prefix, named, prefixed_schema
 from packhorse.stores.sql_store import Bell, SQLStore
 from packhorse.stores.sqlite_ballast import Ballast
@@ -44,6 +44,15 @@ OLDEST = (3, 35)
 CROWD = 12  # threads of a worker that may write at once
 SMALL = 64  # outcomes in an exchange that may grow a little while others write
 WAL_WARNING_EVERY = 60.0
+LASTS = "select boot = ? and lease_until > ? from process where id = ?"
+# Who lives renews its lease four times in its length. So if the last renewal of all is older than two fifths of one,
+# nobody could, or nobody lives: all that were good then last for half of their length from now on.
+GIVE_BACK = """
+    update process set lease_until = ? + lease / 2
+    where boot = ? and lease_until < ? + lease / 2
+      and lease_until > (select max(lease_until - lease) from process where boot = ?)
+      and (? - (select max(lease_until - lease) from process where boot = ?)) * 5 > lease * 2
+"""
 
 
 class SQLiteStore(SQLStore):
@@ -60,6 +69,7 @@ class SQLiteStore(SQLStore):
         self.path = path
         self.prefix = checked_prefix(url, options.get("prefix", ""))
         self._connections = Connections(path, options.get("synchronous", "full"), self.prefix)
+        self._connections.after_waiting = self._give_time_back
         self._ballast = Ballast(path)
         self._migrated = False
         self._warn_at = 0.0
@@ -146,8 +156,22 @@ class SQLiteStore(SQLStore):
             closed = sqlite_exchange.paused_queues(c, now)
             if limit and (self._admission.arrived(c, now) or any(sqlite_exchange.open_queues(c, queues, closed))):
                 return None
-            alive = c.execute(ALIVE, (process, self.clock.boot(), self.clock.ticks())).fetchone() is not None
-            return Exchanged([], [], alive, now)
+            row = c.execute(LASTS, (self.clock.boot(), self.clock.ticks(), process)).fetchone()
+            if row == (0,):
+                return None  # perhaps only as nobody could write
+            return Exchanged([], [], row is not None, now)
+
+    def is_held(self) -> bool:
+        return sqlite_holders.is_held(self.path)
+
+    def _give_time_back(self, c: Session) -> None:
+        """A program outside had the write lock: where nobody could renew a lease for long, none has ended meanwhile.
+
+        Whoever waited for it comes first, and so before anybody judges a lease.
+        """
+        ticks, boot = self.clock.ticks(), self.clock.boot()
+        with suppress(sqlite3.OperationalError):  # the tables are about to be made
+            c.execute(GIVE_BACK, (ticks, boot, ticks, boot, ticks, boot))
 
     def enroll(self, process: ProcessInfo, lease: int) -> None:
         super().enroll(process, lease)

@@ -8,15 +8,15 @@ import resource
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import methodcaller
 from pathlib import Path
 from typing import NoReturn
 from weakref import WeakSet
 
-from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
-from packhorse.stores import sqlite_file_locks
+from packhorse.errors import HeldUp, SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
+from packhorse.stores import sqlite_file_locks, sqlite_holders
 from packhorse.stores.sqlite_batches import PrefixedSession, Session
 from packhorse.stores.sqlite_file_locks import FileGuard
 from packhorse.stores.sqlite_lost_log import close_without_checkpoint, give_up_log
@@ -26,6 +26,7 @@ from packhorse.stores.sqlite_queue import POLL_EVERY, forget_waiters, queue_of
 DEADLINE = 5.0
 CHECKPOINT_PAGES = 1_000
 PATIENT_PAUSE = 0.002
+WAITED = 0.005  # seconds: in the queue nobody else is, so whoever had the lock was a program outside
 SPARE = 30.0  # seconds after which a connection that nobody wanted is closed
 FOR_OTHERS = 16  # a process may have so many descriptors for each connection it makes ahead, of which that takes three
 
@@ -213,11 +214,6 @@ class Connection:
     def release(self) -> None:
         fcntl.flock(self.lock, fcntl.LOCK_UN)
 
-    def begin(self) -> None:
-        """Begin a transaction that writes, under the writers' lock."""
-        self.check_log()
-        self.sqlite.execute("begin immediate")
-
     def check_log(self) -> None:
         """The log must be the one that this process writes to: in another, nobody would find what is written."""
         guard = self.guard
@@ -299,11 +295,16 @@ class Transaction:
         connection = self._connection
         try:
             connection.acquire(self._patient)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             self._connections.give_back(connection)  # closing it would mean to queue up once more
+            self._connections.raise_held_up(error)
             raise
         try:
-            connection.begin()
+            self._connections.begin(connection)
+        except HeldUp:
+            connection.release()
+            self._connections.give_back(connection)  # nothing has begun
+            raise
         except BaseException as error:
             self._fail(error)
             raise
@@ -358,6 +359,33 @@ class Connections:
         self._idle: list[Connection] = []  # who came back last is taken first, so the first was idle the longest
         self._tidied_at = 0.0
         self._inode = 0
+        self._was_held_up = False
+        self.after_waiting: Callable[[Session], None] = lambda c: None  # the first in a transaction that had to wait
+
+    def raise_held_up(self, error: StoreUnavailable) -> None:
+        """For one who waited in the queue, if whoever is first in it is held up by a program outside."""
+        if not isinstance(error, HeldUp) and sqlite_holders.holders(self.path):
+            who = sqlite_holders.tell(self.path)
+            raise HeldUp(f"{who} has kept the database locked for {DEADLINE:g} s. Find and end it.") from error
+
+    def begin(self, connection: Connection) -> None:
+        """Begin a transaction that writes, under the writers' lock.
+
+        Wait for programs outside, whose transactions may last. Ours are waited for in the queue.
+        """
+        connection.check_log()
+        began = time.monotonic()
+        try:
+            connection.sqlite.execute("begin immediate")
+        except sqlite3.OperationalError as error:
+            if not is_locked(error):
+                raise
+            self._was_held_up = True
+            who = sqlite_holders.tell(self.path)
+            raise HeldUp(f"{who} has kept the database locked for {DEADLINE:g} s. Find and end it.") from error
+        if self._was_held_up or time.monotonic() - began > WAITED:
+            self.after_waiting(connection.sqlite)
+            self._was_held_up = False
 
     @contextmanager
     def cursor(self) -> Iterator[Session]:
@@ -437,6 +465,9 @@ class Connections:
                 return Connection(self.path, self._synchronous, self._inode, self.prefix)
             connection.check_log()
             return connection
+        except StoreUnavailable as error:
+            self.raise_held_up(error)
+            raise
         except (sqlite3.Error, OSError) as error:
             raise_translated(error)
             raise

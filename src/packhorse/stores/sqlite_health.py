@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from packhorse.stores import sqlite_holders
 from packhorse.stores.contract import OWN_KEY, Finding, Level
 
 WAL_WARNING = 256 << 20
@@ -30,6 +31,7 @@ def examine(path: Path) -> list[Finding]:
         _space(path),
         _journal(path),
         *_lost(path),
+        *_held(path),
     ]
 
 
@@ -102,6 +104,13 @@ def _lost(path: Path) -> Iterator[Finding]:
         )
         remedy = "See what the guide says of it, under deploying; then delete it."
         yield Finding(Level.PROBLEM, "lost-log", text, remedy)
+
+
+def _held(path: Path) -> Iterator[Finding]:
+    if sqlite_holders.is_held(path):
+        text = f"{sqlite_holders.named(path)} holds the write lock of {path}, and nobody else can write."
+        remedy = "Commit or roll back soon after jobs were enqueued or completed in a transaction; end a forgotten one."
+        yield Finding(Level.WARNING, "held up", text, remedy)
 
 
 def _seen(path: str) -> os.stat_result | None:

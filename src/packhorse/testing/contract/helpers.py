@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import count
+from time import sleep
 from typing import Any
 
 from packhorse.clock import SECOND, Clock, to_datetime
@@ -158,8 +159,14 @@ class Worker:
         return claim
 
     def finish(self, *outcomes: Outcome) -> list[Token]:
-        """Write outcomes; those that were refused."""
-        return self.exchange(*outcomes).refused
+        """Write outcomes; those that were refused. What somebody else holds up is offered again."""
+        reply = self.exchange(*outcomes)
+        refused = reply.refused
+        while reply.put_off:
+            sleep(0.05)
+            reply = self.exchange(*(outcome for outcome in outcomes if outcome.token in reply.put_off))
+            refused += reply.refused
+        return refused
 
     def beat(self) -> list[bytes]:
         return self.store.beat([self.id])
