@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -1191,13 +1191,12 @@ class MemoryStore(Store):
         self._changes += 1
         self._changed.notify_all()
 
-    def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended(ids), timeout)
-            return self._ended(ids)
+    def watch_endings(self) -> Watch:
+        return self.watch(())
 
-    def _ended(self, ids: Iterable[bytes]) -> set[bytes]:
-        return {id for id in ids if id not in self._jobs or self._jobs[id].state.finished}
+    def ended(self, ids: Collection[bytes]) -> set[bytes]:
+        with self._changed:
+            return {id for id in ids if id not in self._jobs or self._jobs[id].state.finished}
 
     # The store itself.
 
@@ -1211,7 +1210,7 @@ class MemoryStore(Store):
         return 0
 
     def close(self) -> None:
-        pass
+        self.close_room()
 
 
 def _times(new: NewJob, now: int) -> tuple[int | None, int | None]:

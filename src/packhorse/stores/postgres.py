@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POLL = 1.0  # seconds after which who waits for a job looks anyway
 # Exchanges step by step, after one in one go that was refused: what was in its way is likely to be in the next one's.
 DETOUR, LONGEST_DETOUR = 4, 256
 TEND_EVERY = 300.0  # seconds: looking after the partitions of history
@@ -255,20 +254,9 @@ class PostgresStore(SQLStore):
         self._ensure_schema()
         return PostgresWatch(self._connections, Bell.READY, self._called.set)
 
-    def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
-        if (ended := self._ended(ids)) or timeout <= 0:
-            return ended
-        watch = PostgresWatch(self._connections, Bell.ENDED)
-        deadline = time.monotonic() + timeout
-        try:
-            while True:
-                ended = self._ended(ids)
-                left = deadline - time.monotonic()
-                if ended or left <= 0:
-                    return ended
-                watch.wait(min(left, POLL))
-        finally:
-            watch.close()
+    def watch_endings(self) -> Watch:
+        self._ensure_schema()
+        return PostgresWatch(self._connections, Bell.ENDED)
 
     # The store itself.
 
@@ -328,6 +316,7 @@ class PostgresStore(SQLStore):
         return int(version)
 
     def close(self) -> None:
+        self.close_room()
         self._connections.close()
 
     def _cursor(self) -> AbstractContextManager[Session]:

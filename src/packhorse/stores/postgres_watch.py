@@ -52,6 +52,8 @@ def _ring_arguments(name: str, prefix: str, bell: Bell) -> tuple[Any, ...]:
 
 
 class PostgresWatch(Watch):
+    misses_nothing = False  # a server may call no more, and a line be cut without a word
+
     def __init__(self, connections: Connections, bell: Bell, on_call: Callable[[], None] = lambda: None) -> None:
         self._connections = connections
         self._on_call = on_call

@@ -15,6 +15,7 @@ from packhorse.stores import sqlite_lent
 from packhorse.stores.contract import ProcessInfo, Retention
 from packhorse.stores.sql_store import SQLStore
 from packhorse.stores.sqlite import SQLiteStore
+from packhorse.stores.waiting_room import LonelyRoom, WaitingRoom
 
 
 class SQLiteGuest(SQLiteStore):
@@ -44,3 +45,7 @@ class SQLiteGuest(SQLiteStore):
 
     def prune(self, retention: Retention, limit: int) -> int:
         return SQLStore.prune(self, retention, limit)
+
+    def _new_room(self) -> WaitingRoom:
+        """The connection is its thread's alone."""
+        return LonelyRoom(self)
