@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import wraps
 from threading import Event
 from threading import Lock as ThreadLock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +40,7 @@ from packhorse.stores.postgres_watch import RING, PostgresWatch, ring_arguments
 from packhorse.stores.sql_admission import ARRIVED, Freed
 from packhorse.stores.sql_names import LEDGER, named, prefixed_schema
 from packhorse.stores.sql_store import Bell, SQLStore
+from packhorse.stores.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -60,7 +62,7 @@ class PostgresStore(SQLStore):
         found = parse(url)
         self.schema = found.schema
         self._connections = Connections(
-            found.conninfo, found.schema, pooled=found.pooled, skip_locked=found.skip_locked
+            found.conninfo, found.schema, pooled=found.pooled, skip_locked=found.skip_locked, bound=found.pool
         )
         self._strokes = Strokes(self._connections)
         self.clock = clock or self._connections.clock
@@ -258,6 +260,9 @@ class PostgresStore(SQLStore):
         self._ensure_schema()
         return PostgresWatch(self._connections, Bell.ENDED)
 
+    def _new_room(self) -> WaitingRoom:
+        return _Room(self)
+
     # The store itself.
 
     def exists(self) -> bool:
@@ -331,7 +336,8 @@ class PostgresStore(SQLStore):
         self, lent: object, loop: AbstractEventLoop | None, work: Callable[[LentSession], T], bell: Bell
     ) -> T:
         self._ensure_schema()
-        return self._borrower.stroke(lent, loop, work, bell, trusted=self.hosted)
+        with self._connections.beyond_bound():
+            return self._borrower.stroke(lent, loop, work, bell, trusted=self.hosted)
 
     def _where(self) -> tuple[Any, ...]:
         with self._cursor() as c:
@@ -401,3 +407,39 @@ class PostgresStore(SQLStore):
                 if not self._migrated:
                     self.migrate()
                     self._migrated = True
+
+
+class _Room(WaitingRoom):
+    """Looks on behalf of all who wait, and waits for none of them."""
+
+    store: PostgresStore
+
+    def _run(self) -> None:
+        with self.store._connections.on_own_lane():
+            super()._run()
+
+
+def _on_own_lane(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def on_own_lane(self: PostgresStore, /, *args: Any, **kwargs: Any) -> Any:
+        with self._connections.on_own_lane():
+            return method(self, *args, **kwargs)
+
+    return on_own_lane
+
+
+# A worker whose tasks have all connections in use, and wait for a lock with them, goes on beating and exchanging.
+for _name in (
+    "exchange",
+    "beat",
+    "orders",
+    "held",
+    "enroll",
+    "leave",
+    "promote",
+    "adopt",
+    "prune",
+    "due_schedules",
+    "tick",
+):
+    setattr(PostgresStore, _name, _on_own_lane(getattr(PostgresStore, _name)))

@@ -168,7 +168,8 @@ class PostgresWatch(Watch):
         """Call ourselves, as others will: on another line, by a name that nobody else knows."""
         name = f"packhorse_{secrets.token_hex(8)}"
         connection.execute(sql.SQL("listen {}").format(sql.Identifier(name)))
-        caller = self._connections.take()
+        with self._connections.on_own_lane():
+            caller = self._connections.take()
         try:
             caller.execute("select pg_notify(%s, '')", [name])
         finally:
