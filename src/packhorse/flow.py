@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from packhorse.errors import ConfigError, EnqueueError, NotFinished
 from packhorse.handle import JobHandle
-from packhorse.hops import hopping
+from packhorse.hops import hopping, in_thread
 from packhorse.ids import from_text, new_id, to_text
 from packhorse.job import JobState, Need, NewJob, Parent, StoredJob
 from packhorse.stores.contract import NOT_NEEDED, Act, Change, Selection
@@ -29,6 +30,7 @@ from packhorse.task import (
     check_callback,
     made_callback,
 )
+from packhorse.waiting import await_jobs, wait_jobs
 
 if TYPE_CHECKING:
     from packhorse.app import Packhorse
@@ -342,13 +344,32 @@ class FlowHandle:
 
     def wait(self, timeout: float | None = None) -> dict[JobState, int]:
         """Until all its jobs have finished; NotFinished where that takes longer."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.finished:
-            for handle, job in self._stored():
-                while not job.finished and not handle._ended_within(deadline):
-                    if deadline is not None and time.monotonic() >= deadline:
-                        raise NotFinished(self.id, "unfinished", timeout or 0)
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        while not self.finished:  # it may have grown, or some went round again
+            after: int | None = -1
+            while after is not None:
+                page, after = self._unfinished(after)
+                if wait_jobs(page, deadline - time.monotonic())[1]:
+                    raise NotFinished(self.id, "unfinished", timeout or 0)
         return self.counts()
+
+    async def awaited(self, timeout: float | None = None) -> dict[JobState, int]:
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        while not await in_thread(lambda: self.finished):
+            after: int | None = -1
+            while after is not None:
+                page, after = await in_thread(self._unfinished, after)
+                if (await await_jobs(page, deadline - time.monotonic()))[1]:
+                    raise NotFinished(self.id, "unfinished", timeout or 0)
+        return await in_thread(self.counts)
+
+    def _unfinished(self, after: int) -> tuple[list[JobHandle[Any]], int | None]:
+        """Of the next page of its jobs those that have not finished, and where it ends; None behind the last page."""
+        if self._app is None:
+            return [], None
+        page = self._app.store.members(self._raw_id, after, PAGE)
+        handles = [JobHandle[Any](self._app, from_text(job.id)) for _, job in page if not job.finished]
+        return handles, page[-1][0] if page else None
 
     def results(self) -> list[Any]:
         """Of all its jobs, in the order they were added; raises what the first that did not succeed would."""
@@ -376,7 +397,6 @@ class FlowHandle:
 
     acounts = hopping(counts)
     aadd = hopping(add)
-    awaited = hopping(wait)
     aresults = hopping(results)
     acancel = hopping(cancel)
     aretry = hopping(retry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from packhorse.app import Packhorse
 
 R_co = TypeVar("R_co", covariant=True)
-WAIT_SLICE = 1.0  # a cancelled `aresult` leaves a thread behind for at most this long
 
 
 class JobHandle(Generic[R_co]):
@@ -57,30 +57,23 @@ class JobHandle(Generic[R_co]):
         Raises NotFinished where there is none yet, JobFailed, JobCancelled, or ResultUnavailable where the job
         succeeded but its return value could not be stored.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (job := self._wait_slice(deadline)) is None:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise NotFinished(self.id, self.state, timeout or 0)
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        while not (job := self._stored()).finished:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise NotFinished(self.id, job.state, timeout or 0)
+            self._app.store.room.wait([self._raw_id], left)
         return self._outcome(job)
 
     async def aresult(self, timeout: float | None = None) -> R_co:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (job := await in_thread(self._wait_slice, deadline)) is None:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise NotFinished(self.id, (await self.alook()).state, timeout or 0)
-        return self._outcome(job)
-
-    def _wait_slice(self, deadline: float | None) -> StoredJob | None:
-        """The job, once it has finished; an operator may have sent it round again between the two looks."""
-        if not self._ended_within(deadline):
-            return None
-        job = self._stored()
-        return job if job.finished else None
-
-    def _ended_within(self, deadline: float | None) -> bool:
-        """Wait for a slice of the time that is left; whether it has ended, or is gone."""
-        left = WAIT_SLICE if deadline is None else min(WAIT_SLICE, max(0.0, deadline - time.monotonic()))
-        return bool(self._app.store.wait_jobs([self._raw_id], left))
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        while True:
+            if (left := deadline - time.monotonic()) > 0:  # in this order no thread is needed before the job has ended
+                await self._app.store.room.await_ended([self._raw_id], left)
+            job = await in_thread(self._stored)
+            if job.finished:
+                return self._outcome(job)
+            if left <= 0:
+                raise NotFinished(self.id, job.state, timeout or 0)
 
     def _outcome(self, job: StoredJob) -> R_co:
         """What the finished job gave; or it is raised."""

@@ -1,35 +1,33 @@
 """Waiting for many jobs at once: for all of them, for the first, or for each as it ends.
 
-Those seen to have ended are not asked for again. Where all must end anyway (`wait_jobs`, `gather(return_errors=True)`)
-it is enough to watch the last one of a chunk, and then to look what became of the others. Elsewhere any ending counts:
+The waiting room of each store (`stores/waiting_room.py`) is given all the ids at once, and tells which have ended. So a
+wait for many jobs costs no more than one for a single job, and a wait in several stores sleeps in all of them. When the
+time is up, whatever is left is looked at once more.
 
-* up to `CHUNK` jobs in one store are all watched, and an ending is seen at once;
-* of more jobs the first `CHUNK` unfinished ones are watched, for those tend to end next. From time to time all are
-  looked at, so that an ending far down a list of 10,000 jobs is seen after about half a second;
-* several stores are watched in turn, each for `TURN`: nothing can sleep in two stores at once.
-
-The async twins do the same in threads, one short look at a time.
+The async twins sleep in their event loop; only what reads the store is done in threads, a short piece at a time.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
-from itertools import islice
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import aclosing, closing
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from packhorse.errors import NotFinished, PackhorseError, StoreError
-from packhorse.handle import WAIT_SLICE, JobHandle
+from packhorse.handle import JobHandle
 from packhorse.hops import in_thread
 from packhorse.job import StoredJob
 from packhorse.stores import Store
+from packhorse.stores.sleepers import AsyncSleeper, Sleeper, Wakeable
+from packhorse.stores.waiting_room import POLL, Ticket, taken
 
 R = TypeVar("R")
 
-CHUNK = 500  # ids handed to a store at a time: SQLite needs 5 µs for each, whenever anything was written
-REST = 0.000_05  # for each id looked at in vain, before the next look: thus looking takes a tenth of the time
-TURN = 0.05
+CHUNK = 500  # ids looked at in one go where time is up
+READ = 50  # jobs read in one go in a thread that others need too
 
 
 class JobsNotFinished(NotFinished):
@@ -59,8 +57,8 @@ def gather(
     `return_errors` such errors stand in the list instead. Raises NotFinished where the time is up before.
     """
     gathering = _Gathering(handles, timeout, return_errors)
-    for look in gathering.looks():
-        gathering.take(look)
+    for ended in gathering.each():
+        gathering.keep(gathering.read(ended))
     return gathering.results(handles)
 
 
@@ -76,8 +74,12 @@ async def agather(
     *handles: JobHandle[R], timeout: float | None = None, return_errors: bool = False
 ) -> list[R] | list[R | PackhorseError]:
     gathering = _Gathering(handles, timeout, return_errors)
-    for look in gathering.looks():
-        await in_thread(gathering.take, look)
+    async with aclosing(gathering.aeach()) as each:
+        async for ended in each:
+            found: list[tuple[JobHandle[R], StoredJob]] = []
+            for start in range(0, len(ended), READ):
+                found += await in_thread(gathering.read, ended[start : start + READ])
+            await in_thread(gathering.keep, found)
     return gathering.results(handles)
 
 
@@ -88,20 +90,22 @@ def wait_jobs(
 
     Both in the order given, each job once. A job that is gone counts as finished. Time that is up is no error.
     """
-    waiting = _Waiting(handles, timeout, any_counts=first)
-    for look in waiting.looks():
-        if waiting.take(look) and first:
-            break
+    waiting = _Waiting(handles, timeout)
+    with closing(waiting.each()) as each:
+        for ended in each:
+            if ended and first:
+                break
     return waiting.parted()
 
 
 async def await_jobs(
     handles: Iterable[JobHandle[R]], timeout: float | None = None, *, first: bool = False
 ) -> tuple[list[JobHandle[R]], list[JobHandle[R]]]:
-    waiting = _Waiting(handles, timeout, any_counts=first)
-    for look in waiting.looks():
-        if await in_thread(waiting.take, look) and first:
-            break
+    waiting = _Waiting(handles, timeout)
+    async with aclosing(waiting.aeach()) as each:
+        async for ended in each:
+            if ended and first:
+                break
     return waiting.parted()
 
 
@@ -110,65 +114,74 @@ def as_completed(handles: Iterable[JobHandle[R]], timeout: float | None = None) 
 
     The time counts from this call on. Raises NotFinished when it is up, after the last of those that made it.
     """
-    return _each(_Waiting(handles, timeout, any_counts=True))
+    return _each(_Waiting(handles, timeout))
 
 
 def _each(waiting: _Waiting[R]) -> Iterator[JobHandle[R]]:
-    for look in waiting.looks():
-        yield from waiting.take(look)
+    with closing(waiting.each()) as each:
+        for ended in each:
+            yield from ended
     waiting.check()
 
 
 def aas_completed(handles: Iterable[JobHandle[R]], timeout: float | None = None) -> AsyncIterator[JobHandle[R]]:
     """`async for handle in aas_completed(handles): ...`"""
-    return _aeach(_Waiting(handles, timeout, any_counts=True))
+    return _aeach(_Waiting(handles, timeout))
 
 
 async def _aeach(waiting: _Waiting[R]) -> AsyncIterator[JobHandle[R]]:
-    for look in waiting.looks():
-        for handle in await in_thread(waiting.take, look):
-            yield handle
+    async with aclosing(waiting.aeach()) as each:
+        async for ended in each:
+            for handle in ended:
+                yield handle
     waiting.check()
 
 
-class _Look(NamedTuple):
-    """What to ask of which store, and how long to wait for an answer."""
-
-    store: Store
-    ids: list[bytes]
-    timeout: float
-
-
 class _Waiting(Generic[R]):
-    """The jobs not yet seen to have ended. `looks` plans and never waits; `take` acts, in whatever thread."""
+    """The jobs not yet seen to have ended."""
 
-    def __init__(self, handles: Iterable[JobHandle[R]], timeout: float | None, *, any_counts: bool) -> None:
+    def __init__(self, handles: Iterable[JobHandle[R]], timeout: float | None) -> None:
         self._handles = list(dict.fromkeys(handles))
+        self._order = {handle: number for number, handle in enumerate(self._handles)}
         self._timeout = math.inf if timeout is None else max(0.0, timeout)
         self._deadline = time.monotonic() + self._timeout
-        self._rested_at = 0.0
-        self._any_counts = any_counts
         self._left: dict[Store, dict[bytes, JobHandle[R]]] = {}
+        self._tickets: dict[Store, Ticket] = {}
         for handle in self._handles:
             self._add(handle)
 
-    def looks(self) -> Iterator[_Look]:
-        """Until nothing is left or time is up, and then once more at what is left."""
-        yield from self._all_in_view() if self._any_counts else self._one_chunk_after_another()
-        yield from self._all_at_once()
+    def each(self) -> Generator[list[JobHandle[R]], None, None]:
+        """Those that have ended, as they are told, in the order given; at the end those that ended unseen."""
+        sleeper = Sleeper()
+        try:
+            self._enter(sleeper)
+            while self._goes_on():
+                tickets = self._tickets.items()
+                told = [handle for store, ticket in tickets for handle in self._pop(store, ticket.take())]
+                if told:
+                    yield self._sorted(told)
+                else:
+                    sleeper.nap(self._pause)
+        finally:
+            self._leave()
+        for look in self._last_looks():
+            yield look()
 
-    def take(self, look: _Look) -> list[JobHandle[R]]:
-        """Those that have ended, in the order given; they are no longer waited for."""
-        if look.timeout:  # where many end one by one, let a few come together
-            time.sleep(self._at_most(self._rested_at - time.monotonic()))
-        ended = look.store.wait_jobs(look.ids, self._at_most(look.timeout))
-        if ended:
-            self._rested_at = time.monotonic() + (len(look.ids) - len(ended)) * REST
-        left = self._left[look.store]
-        taken = [left.pop(id) for id in look.ids if id in ended]
-        if not left:
-            del self._left[look.store]
-        return taken
+    async def aeach(self) -> AsyncGenerator[list[JobHandle[R]], None]:
+        sleeper = AsyncSleeper()
+        try:
+            self._enter(sleeper)
+            while self._goes_on():
+                tickets = self._tickets.items()
+                told = [handle for store, ticket in tickets for handle in self._pop(store, await taken(ticket))]
+                if told:
+                    yield self._sorted(told)
+                else:
+                    await sleeper.sleep(self._pause)
+        finally:
+            self._leave()
+        for look in self._last_looks():
+            yield await in_thread(look)
 
     def parted(self) -> tuple[list[JobHandle[R]], list[JobHandle[R]]]:
         unfinished = self._unfinished()
@@ -183,44 +196,49 @@ class _Waiting(Generic[R]):
         return [handle for handle in self._handles if handle._raw_id in self._left.get(handle._app.store, ())]
 
     def _add(self, handle: JobHandle[R]) -> None:
-        self._left.setdefault(handle._app.store, {})[handle._raw_id] = handle
+        store = handle._app.store
+        self._left.setdefault(store, {})[handle._raw_id] = handle
+        if store in self._tickets:
+            self._tickets[store].add([handle._raw_id])
 
-    def _one_chunk_after_another(self) -> Iterator[_Look]:
-        while self._goes_on():
-            store = next(iter(self._left))
-            chunk = self._front(store)
-            yield _Look(store, chunk, 0)
-            if still := [id for id in chunk if id in self._left.get(store, ())]:
-                yield _Look(store, still[-1:], WAIT_SLICE)
+    def _enter(self, sleeper: Wakeable) -> None:
+        if not self._goes_on():
+            return
+        for store, left in self._left.items():
+            ticket = self._tickets[store] = store.room.ticket(sleeper)
+            ticket.add(list(left))
 
-    def _all_in_view(self) -> Iterator[_Look]:
-        while self._goes_on():
-            if all(len(left) <= CHUNK for left in self._left.values()):
-                yield from self._fronts(WAIT_SLICE)
-            else:
-                yield from self._all_at_once()
-                yield from self._fronts(REST * sum(map(len, self._left.values())))
-
-    def _fronts(self, duration: float) -> Iterator[_Look]:
-        until = time.monotonic() + duration
-        while self._goes_on() and (rest := until - time.monotonic()) > 0:
-            for store in tuple(self._left):
-                yield _Look(store, self._front(store), TURN if len(self._left) > 1 else min(rest, WAIT_SLICE))
-
-    def _all_at_once(self) -> Iterator[_Look]:
-        for store, left in tuple(self._left.items()):
-            ids = list(left)
-            for start in range(0, len(ids), CHUNK):
-                yield _Look(store, ids[start : start + CHUNK], 0)
+    def _leave(self) -> None:
+        for ticket in self._tickets.values():
+            ticket.leave()
 
     def _goes_on(self) -> bool:
         return bool(self._left) and time.monotonic() < self._deadline
 
-    def _front(self, store: Store) -> list[bytes]:
-        return list(islice(self._left[store], CHUNK))
+    @property
+    def _pause(self) -> float:
+        left = self._deadline - time.monotonic()
+        return min(left, POLL) if any(ticket.looks for ticket in self._tickets.values()) else left
 
-    def _at_most(self, duration: float) -> float:
-        return max(0.0, min(duration, self._deadline - time.monotonic()))
+    def _pop(self, store: Store, ids: Iterable[bytes]) -> list[JobHandle[R]]:
+        """They are no longer waited for."""
+        left = self._left.get(store, {})
+        popped = [left.pop(id) for id in ids if id in left]
+        if not left:
+            self._left.pop(store, None)
+        return popped
+
+    def _sorted(self, handles: list[JobHandle[R]]) -> list[JobHandle[R]]:
+        return sorted(handles, key=self._order.__getitem__)
+
+    def _last_looks(self) -> Iterator[Callable[[], list[JobHandle[R]]]]:
+        for store, left in tuple(self._left.items()):
+            ids = list(left)
+            for start in range(0, len(ids), CHUNK):
+                yield partial(self._look, store, ids[start : start + CHUNK])
+
+    def _look(self, store: Store, ids: list[bytes]) -> list[JobHandle[R]]:
+        return self._sorted(self._pop(store, store.ended(ids)))
 
 
 class _Gathering(_Waiting[R]):
@@ -231,19 +249,20 @@ class _Gathering(_Waiting[R]):
             if not isinstance(handle, JobHandle):
                 given = type(handle).__name__
                 raise TypeError(f"gather(*jobs) takes the jobs one by one, with a star; it was given a {given}.")
-        super().__init__(handles, timeout, any_counts=not return_errors)  # an error must not wait for its turn
+        super().__init__(handles, timeout)
         self._return_errors = return_errors
         self._outcomes: dict[JobHandle[R], R | PackhorseError] = {}
 
-    def take(self, look: _Look) -> list[JobHandle[R]]:
-        taken = super().take(look)
-        ended = [(handle, job) for handle in taken if (job := self._finished(handle)) is not None]
+    def read(self, ended: Iterable[JobHandle[R]]) -> list[tuple[JobHandle[R], StoredJob]]:
+        return [(handle, job) for handle in ended if (job := self._finished(handle)) is not None]
+
+    def keep(self, ended: Iterable[tuple[JobHandle[R], StoredJob]]) -> None:
+        """What came of them, the first to end first: its error is the one that is raised."""
         for handle, job in sorted(ended, key=lambda pair: pair[1].finished_at or pair[1].created_at):
             try:
                 self._outcomes[handle] = handle._outcome(job)
             except PackhorseError as error:
                 self._fail(handle, error)
-        return taken
 
     def results(self, handles: Iterable[JobHandle[R]]) -> list[Any]:
         self.check()

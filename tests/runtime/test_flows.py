@@ -543,14 +543,14 @@ def test_a_flow_is_waited_for_though_a_job_of_it_goes_round_again_meanwhile(
 
     flow = group([first.call(), last.call()]).enqueue()
     one, other = flow.jobs()
-    passed, wait_jobs = threading.Event(), app.store.wait_jobs
+    passed, ended = threading.Event(), app.store.ended
 
-    def noting(ids: Any, timeout: float) -> set[bytes]:
+    def noting(ids: Any) -> set[bytes]:
         if other.id.replace("-", "") in [id.hex() for id in ids]:
             passed.set()
-        return wait_jobs(ids, timeout)
+        return ended(ids)
 
-    monkeypatch.setattr(app.store, "wait_jobs", noting)
+    monkeypatch.setattr(app.store, "ended", noting)
     with Embedded(app, concurrency=2), ThreadPoolExecutor(1) as beside:
         wait_until(lambda: one.state is JobState.FAILED)
         waiting = beside.submit(flow.wait, SOON)

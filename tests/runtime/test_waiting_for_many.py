@@ -2,9 +2,8 @@
 
 import asyncio
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, assert_type
 
@@ -24,9 +23,8 @@ from packhorse import (
     TaskError,
 )
 from packhorse.errors import StoreUnavailable
-from packhorse.handle import WAIT_SLICE
 from packhorse.runtime.embedded import Embedded
-from packhorse.waiting import CHUNK, TURN, aas_completed, agather, as_completed, await_jobs, gather, wait_jobs
+from packhorse.waiting import CHUNK, aas_completed, agather, as_completed, await_jobs, gather, wait_jobs
 from tests.waiting import wait_until
 
 SOON = 60.0
@@ -94,27 +92,22 @@ def doors(app: Packhorse) -> Doors:
 
 
 class Looks:
-    """What was asked of a store, and how often at the same time."""
+    """What was asked of a store."""
 
     def __init__(self, app: Packhorse, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[tuple[list[bytes], float]] = []
-        self.ended: set[bytes] = set()
+        self.asked: list[list[bytes]] = []
+        self.told: set[bytes] = set()
         self.again: set[bytes] = set()
         self.jobs: Counter[bytes] = Counter()
-        self.under_way = 0
-        self._wait_jobs, self._job = app.store.wait_jobs, app.store.job
-        monkeypatch.setattr(app.store, "wait_jobs", self.wait_jobs)
+        self._ended, self._job = app.store.ended, app.store.job
+        monkeypatch.setattr(app.store, "ended", self.ended)
         monkeypatch.setattr(app.store, "job", self.job)
 
-    def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
-        self.asked.append((list(ids), timeout))
-        self.again |= self.ended.intersection(ids)
-        self.under_way += 1
-        try:
-            ended = self._wait_jobs(ids, timeout)
-        finally:
-            self.under_way -= 1
-        self.ended |= ended
+    def ended(self, ids: Collection[bytes]) -> set[bytes]:
+        self.asked.append(list(ids))
+        self.again |= self.told.intersection(ids)
+        ended = self._ended(ids)
+        self.told |= ended
         return ended
 
     def job(self, id: bytes) -> Any:
@@ -302,13 +295,13 @@ def test_a_job_sent_round_again_counts_as_unfinished(
 
     job, other = mend.enqueue(), plain.enqueue()
 
-    def retried_behind_our_back(ids: Collection[bytes], timeout: float) -> set[bytes]:
-        ended = looks.wait_jobs(ids, timeout)
+    def retried_behind_our_back(ids: Collection[bytes]) -> set[bytes]:
+        ended = looks.ended(ids)
         if job._raw_id in ended and len(runs) == 1:
             assert job.retry()
         return ended
 
-    monkeypatch.setattr(app.store, "wait_jobs", retried_behind_our_back)
+    monkeypatch.setattr(app.store, "ended", retried_behind_our_back)
     with Embedded(app):
         assert gather(job, other, timeout=SOON, return_errors=return_errors) == ["whole", "plain"]
     assert len(runs) == 2
@@ -463,20 +456,20 @@ def test_jobs_of_two_stores(two: list[Packhorse]):
         assert wait_jobs([a, b, c, d]) == ([a, b, c, d], [])
 
 
-def test_two_stores_are_watched_in_turn(two: list[Packhorse], monkeypatch: pytest.MonkeyPatch):
-    """For a moment each; once only one is left, its own signal ends the wait."""
+def test_a_wait_sleeps_in_two_stores_at_once(two: list[Packhorse], monkeypatch: pytest.MonkeyPatch):
+    """Nothing is asked while nothing ends, and an ending in either store is told."""
     here, there = map(Doors, two)
     seen = [Looks(app, monkeypatch) for app in two]
     [a], [b] = here.enqueue("a"), there.enqueue("b")
     ended = as_completed([a, b], SOON)
-    with Embedded(two[0]), Embedded(two[1]), ThreadPoolExecutor() as threads:
-        there.open("b")
-        assert next(ended) == b
-        assert {timeout for looks in seen for _, timeout in looks.asked} == {TURN}
+    with ThreadPoolExecutor() as threads:
         waiting = threads.submit(next, ended)
-        wait_until(lambda: any(timeout > TURN for _, timeout in seen[0].asked), "a longer look")
-        here.open("a")
-        assert waiting.result(SOON) == a
+        wait_until(lambda: all(looks.asked for looks in seen), "a look at both")
+        with Embedded(two[0]), Embedded(two[1]):
+            there.open("b")
+            assert waiting.result(SOON) == b
+            here.open("a")
+            assert next(ended) == a
 
 
 def test_two_applications_on_one_store(make_app: Callable[..., Packhorse], monkeypatch: pytest.MonkeyPatch):
@@ -489,7 +482,7 @@ def test_two_applications_on_one_store(make_app: Callable[..., Packhorse], monke
         doors.open_all()
         finish(a, b)
         assert gather(a, other.job(b.id), timeout=SOON) == ["a", "b"]
-    assert [len(ids) for ids, _ in looks.asked] == [2]
+    assert [len(ids) for ids in looks.asked] == [2]
 
 
 # Many.
@@ -497,7 +490,7 @@ def test_two_applications_on_one_store(make_app: Callable[..., Packhorse], monke
 
 @pytest.mark.parametrize("how", ["gather", "agather", "return_errors", "wait_jobs", "as_completed"])
 def test_two_thousand_jobs(app: Packhorse, looks: Looks, how: str):
-    """All are seen, none is asked for after it ended, and never too many at a time."""
+    """All are seen, each result is read once, and none is asked for after it was seen to have ended."""
 
     @app.task
     def double(number: int) -> int:
@@ -518,7 +511,6 @@ def test_two_thousand_jobs(app: Packhorse, looks: Looks, how: str):
             case "as_completed":
                 assert Counter(as_completed(handles, 60)) == Counter(handles)
     assert looks.again == set()
-    assert max(len(ids) for ids, _ in looks.asked) <= CHUNK
     assert all(number == 1 for number in looks.jobs.values())
 
 
@@ -538,7 +530,7 @@ def test_an_ending_far_down_the_list_is_seen(app: Packhorse, doors: Doors, looks
                 waiting = threads.submit(wait_jobs, handles, SOON, first=True)
             case "as_completed":
                 waiting = threads.submit(next, as_completed(handles, SOON))
-        wait_until(lambda: len(looks.asked) > 4, "a look at all of them")
+        wait_until(lambda: any(bad._raw_id in ids for ids in looks.asked), "a look at all of them")
         doors.open("bad")
         match how:
             case "gather":
@@ -550,55 +542,43 @@ def test_an_ending_far_down_the_list_is_seen(app: Packhorse, doors: Doors, looks
                 assert waiting.result(SOON) == bad
 
 
-def test_waiting_for_all_watches_one_job_at_a_time(app: Packhorse, doors: Doors, looks: Looks):
-    """All must end, so the store is not asked about all of them at every change."""
-    handles = doors.enqueue(*map(str, range(20)))
-    with Embedded(app), ThreadPoolExecutor() as threads:
-        waiting = threads.submit(wait_jobs, handles, SOON)
-        wait_until(lambda: any(timeout for _, timeout in looks.asked), "the wait to begin")
-        doors.open_all()
-        assert waiting.result(SOON) == (handles, [])
-    assert {len(ids) for ids, timeout in looks.asked if timeout} == {1}
-
-
 # Cancelled waits.
 
 
 @pytest.mark.parametrize("stores", [1, 2])
-@pytest.mark.parametrize("how", ["agather", "return_errors", "await_jobs", "first", "aas_completed"])
-def test_a_cancelled_wait_leaves_no_thread(
-    two: list[Packhorse], how: str, stores: int, monkeypatch: pytest.MonkeyPatch
-):
-    """None outlives the slice it sleeps in: the end of `asyncio.run`, which waits for them all, comes soon."""
-    assert WAIT_SLICE <= 1
-    monkeypatch.setattr("packhorse.waiting.WAIT_SLICE", 0.1)
-    looks = [Looks(app, monkeypatch) for app in two]
+@pytest.mark.parametrize("how", ["agather", "return_errors", "await_jobs", "first", "aas_completed", "aresult"])
+def test_a_cancelled_wait_leaves_nothing(two: list[Packhorse], how: str, stores: int):
+    """No thread waits while it lasts, and nobody looks for its jobs when it is over."""
     handles = [handle for app in two[:stores] for handle in Doors(app).enqueue("a", "b")]
 
     async def every() -> None:
         async for _ in aas_completed(handles):
             pass
 
-    waits: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+    waits: dict[str, Callable[[], Awaitable[Any]]] = {
         "agather": lambda: agather(*handles),
         "return_errors": lambda: agather(*handles, return_errors=True),
         "await_jobs": lambda: await_jobs(handles),
         "first": lambda: await_jobs(handles, first=True),
         "aas_completed": every,
+        "aresult": lambda: asyncio.gather(*(handle.aresult() for handle in handles)),
     }
 
+    async def wanted(number: int) -> None:
+        while sum(len(ticket.wanted) for app in two for ticket in app.store.room._tickets) != number:
+            await asyncio.sleep(0.01)
+
     async def cancelled() -> None:
-        task = asyncio.create_task(waits[how]())
-        await asyncio.to_thread(wait_until, lambda: any(look.under_way for look in looks), "the wait to begin")
+        task = asyncio.ensure_future(waits[how]())
+        await asyncio.wait_for(wanted(len(handles)), SOON)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncio")]
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await asyncio.wait_for(wanted(0), SOON)
 
-    began = time.monotonic()
     asyncio.run(cancelled())
-    assert time.monotonic() - began < SOON
-    assert not any(look.under_way for look in looks)
-    assert max(timeout for look in looks for _, timeout in look.asked) <= 0.1
+    assert not any(table for app in two for table in app.store.room._tables)
 
 
 async def test_a_waiting_coroutine_does_not_block_its_loop(app: Packhorse, doors: Doors):

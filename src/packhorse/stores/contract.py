@@ -15,6 +15,7 @@ from packhorse.job import Claim, JobState, NewJob, StoredJob, Token, stopped_rea
 from packhorse.limits import Pace
 from packhorse.outcome import Outcome, go_back, heed, release, stop
 from packhorse.queues import Selected
+from packhorse.stores.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -397,7 +398,9 @@ def stranger(id: bytes) -> ProcessInfo:
 
 
 class Watch(ABC):
-    """Sleeps until there may be something to claim. Used by one thread; only `wake` may come from another."""
+    """Sleeps until there may be something to claim, or jobs have ended. Used by one thread, but for `wake`."""
+
+    misses_nothing = True  # False where who waits should look now and then anyway
 
     @abstractmethod
     def wait(self, timeout: float) -> bool:
@@ -750,8 +753,35 @@ class Store(ABC):
         """See changes from now on."""
 
     @abstractmethod
+    def watch_endings(self) -> Watch:
+        """See from now on that some job has finished or was deleted; other changes may be told too."""
+
+    @abstractmethod
+    def ended(self, ids: Collection[bytes]) -> set[bytes]:
+        """Return those of the jobs that have finished or are not known (any more). A cheap look at any number of ids.
+
+        What ends later is told by every `watch_endings` that was there before the look.
+        """
+
     def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
         """Sleep until at least one of them has finished; those that have, also the ones no longer known."""
+        if (ended := self.ended(ids)) or timeout <= 0:
+            return ended
+        return self.room.wait(ids, timeout) or self.ended(ids)
+
+    @property
+    def room(self) -> WaitingRoom:
+        """Where all who wait for jobs of this store in this process share one watch and one look."""
+        room: WaitingRoom | None = self.__dict__.get("_room")
+        return room or self.__dict__.setdefault("_room", self._new_room())
+
+    def _new_room(self) -> WaitingRoom:
+        return WaitingRoom(self)
+
+    def close_room(self) -> None:
+        """Let go of the connection that waits, unless somebody waits still. For `close`."""
+        if (room := self.__dict__.get("_room")) is not None:
+            room.close()
 
     # The store itself.
 

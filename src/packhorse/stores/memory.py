@@ -1216,13 +1216,12 @@ class MemoryStore(Store):
         self._changes += 1
         self._changed.notify_all()
 
-    def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended(ids), timeout)
-            return self._ended(ids)
+    def watch_endings(self) -> Watch:
+        return self.watch(())
 
-    def _ended(self, ids: Iterable[bytes]) -> set[bytes]:
-        return {id for id in ids if id not in self._jobs or self._jobs[id].state.finished}
+    def ended(self, ids: Collection[bytes]) -> set[bytes]:
+        with self._changed:
+            return {id for id in ids if id not in self._jobs or self._jobs[id].state.finished}
 
     # The store itself.
 
@@ -1239,7 +1238,7 @@ class MemoryStore(Store):
         return 0
 
     def close(self) -> None:
-        pass
+        self.close_room()
 
 
 def _fitting(sizes: Iterable[int]) -> int:

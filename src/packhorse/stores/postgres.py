@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from threading import Event
 from threading import Lock as ThreadLock
@@ -41,6 +42,7 @@ from packhorse.stores.postgres_watch import RING, PostgresWatch, ring_arguments
 from packhorse.stores.sql_admission import ARRIVED, Freed
 from packhorse.stores.sql_names import LEDGER, named, prefixed_schema
 from packhorse.stores.sql_store import Bell, SQLStore
+from packhorse.stores.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POLL = 1.0  # seconds after which who waits for a job looks anyway
 # Exchanges step by step, after one in one go that was refused: what was in its way is likely to be in the next one's.
 DETOUR, LONGEST_DETOUR = 4, 256
 # Strokes that go on without what a transaction of somebody else holds, or come again another time.
@@ -66,7 +67,7 @@ class PostgresStore(SQLStore):
         found = parse(url)
         self.schema = found.schema
         self._connections = Connections(
-            found.conninfo, found.schema, pooled=found.pooled, skip_locked=found.skip_locked
+            found.conninfo, found.schema, pooled=found.pooled, skip_locked=found.skip_locked, bound=found.pool
         )
         self._strokes = Strokes(self._connections)
         self.clock = clock or self._connections.clock
@@ -298,20 +299,12 @@ class PostgresStore(SQLStore):
         self._ensure_schema()
         return PostgresWatch(self._connections, Bell.READY, self._called.set)
 
-    def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
-        if (ended := self._ended(ids)) or timeout <= 0:
-            return ended
-        watch = PostgresWatch(self._connections, Bell.ENDED)
-        deadline = time.monotonic() + timeout
-        try:
-            while True:
-                ended = self._ended(ids)
-                left = deadline - time.monotonic()
-                if ended or left <= 0:
-                    return ended
-                watch.wait(min(left, POLL))
-        finally:
-            watch.close()
+    def watch_endings(self) -> Watch:
+        self._ensure_schema()
+        return PostgresWatch(self._connections, Bell.ENDED)
+
+    def _new_room(self) -> WaitingRoom:
+        return _Room(self)
 
     # The store itself.
 
@@ -376,6 +369,7 @@ class PostgresStore(SQLStore):
         return int(version)
 
     def close(self) -> None:
+        self.close_room()
         self._connections.close()
 
     def _cursor(self) -> AbstractContextManager[Session]:
@@ -394,7 +388,8 @@ class PostgresStore(SQLStore):
         self, lent: object, loop: AbstractEventLoop | None, work: Callable[[LentSession], T], bell: Bell
     ) -> T:
         self._ensure_schema()
-        return self._borrower.stroke(lent, loop, work, bell, trusted=self.hosted)
+        with self._connections.beyond_bound():
+            return self._borrower.stroke(lent, loop, work, bell, trusted=self.hosted)
 
     def _where(self) -> tuple[Any, ...]:
         with self._cursor() as c:
@@ -469,3 +464,39 @@ class PostgresStore(SQLStore):
 def _bell_of(outcomes: Sequence[Outcome]) -> Bell:
     bell = Bell.ENDED if any(outcome.state.finished for outcome in outcomes) else Bell.NOBODY
     return bell | Bell.READY if any(not outcome.state.finished for outcome in outcomes) else bell
+
+
+class _Room(WaitingRoom):
+    """Looks on behalf of all who wait, and waits for none of them."""
+
+    store: PostgresStore
+
+    def _run(self) -> None:
+        with self.store._connections.on_own_lane():
+            super()._run()
+
+
+def _on_own_lane(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def on_own_lane(self: PostgresStore, /, *args: Any, **kwargs: Any) -> Any:
+        with self._connections.on_own_lane():
+            return method(self, *args, **kwargs)
+
+    return on_own_lane
+
+
+# A worker whose tasks have all connections in use, and wait for a lock with them, goes on beating and exchanging.
+for _name in (
+    "exchange",
+    "beat",
+    "orders",
+    "held",
+    "enroll",
+    "leave",
+    "promote",
+    "adopt",
+    "prune",
+    "due_schedules",
+    "tick",
+):
+    setattr(PostgresStore, _name, _on_own_lane(getattr(PostgresStore, _name)))

@@ -30,6 +30,7 @@ from packhorse.errors import (
 )
 from packhorse.stores import postgres_arrays
 from packhorse.stores.postgres_clock import ASK, ServerClock
+from packhorse.stores.postgres_places import OWN, POOL, Lanes, Place, Places
 from packhorse.stores.postgres_session import Schema, Session, session_mark
 
 log = logging.getLogger("packhorse.store")
@@ -145,6 +146,16 @@ class Connection(psycopg.Connection[Row]):
     rests_since = 0.0
     backend: Backend | None = None  # None behind a pooler, where it may be another in each transaction
     pooled = False
+    place: Place | None = None
+
+    def close(self) -> None:
+        super().close()
+        self.leave_place()
+
+    def leave_place(self) -> None:
+        place, self.place = self.place, None
+        if place is not None:
+            place.leave()
 
     @cached_property
     def single(self) -> psycopg.RawCursor[Row]:
@@ -192,9 +203,21 @@ class Backend(NamedTuple):
 
 
 class Connections:
-    """A pool that grows with the threads that use it at once."""
+    """A pool that grows with the threads that use it at once, up to a bound; then they queue.
 
-    def __init__(self, conninfo: str, schema: Schema, *, pooled: bool | None = None, skip_locked: bool = True) -> None:
+    What keeps a worker alive has places of its own, so that it need not wait for its tasks. What listens, and what
+    finds out about a connection that was lost, takes none.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        schema: Schema,
+        *,
+        pooled: bool | None = None,
+        skip_locked: bool = True,
+        bound: int = POOL,
+    ) -> None:
         """`pooled` tells whether a pooler that hands out transactions stands between; None finds out."""
         self._conninfo = conninfo
         self.schema = schema
@@ -203,15 +226,39 @@ class Connections:
         self.skip_locked = skip_locked
         self.seen_pooled = bool(pooled)
         self._idle: list[Connection] = []
-        self._lock = Lock()
+        self._bound = bound
+        self._make_room()
         self._warned = False
         self._patience = PATIENCE
         self.clock = ServerClock(lambda: self.give_back(self.connect()))
         _pools.add(self)
 
     def forget_parent(self) -> None:
-        """In a child that was forked; another thread may have had the lock."""
-        self._lock, self._idle = Lock(), []
+        """In a forked child, where nobody is left who could give a place back, or open the lock."""
+        self._idle = []
+        self._make_room()
+
+    def _make_room(self) -> None:
+        self._lock = Lock()
+        self._lanes = Lanes(Places(self._bound), Places(OWN))
+
+    @contextmanager
+    def on_own_lane(self) -> Iterator[None]:
+        """What this thread does must not wait until the program's other threads give connections back."""
+        before, self._lanes.own = self._lanes.own, True
+        try:
+            yield
+        finally:
+            self._lanes.own = before
+
+    @contextmanager
+    def beyond_bound(self) -> Iterator[None]:
+        """This thread has a transaction in hand that others may wait for, so it must wait for nobody's connection."""
+        before, self._lanes.beyond = self._lanes.beyond, True
+        try:
+            yield
+        finally:
+            self._lanes.beyond = before
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -250,21 +297,32 @@ class Connections:
             self._patience = patience
             self.drop_idle()  # they have the old one
 
-    def take(self, *, once_more: bool = False) -> Connection:
-        """A connection of one's own, until it is given back. `once_more`: whoever finds it broken takes another."""
-        connection: Connection | None
+    def take(self, *, once_more: bool = False, instead_of: Connection | None = None) -> Connection:
+        """A connection of one's own, until it is given back or closed, as soon as there is a place for it.
+
+        `once_more`: whoever finds it broken takes another. `instead_of` is one that was lost, as for `connect`.
+        """
+        place = self._lanes.take()
+        try:
+            connection = None if instead_of is not None else self._take_idle(once_more)
+            if connection is None or (self.clock.is_old and not self._ask_time(connection)):
+                connection = self.connect(instead_of)
+        except BaseException:
+            if place is not None:  # the traceback would keep it
+                place.leave()
+            raise
+        connection.place = place
+        return connection
+
+    def _take_idle(self, once_more: bool) -> Connection | None:
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
                 fresh = once_more and time.monotonic() < connection.rests_since + RESTED
                 if not connection.closed and (fresh or not _was_left(connection)):
-                    break
+                    return connection
                 connection.close()
-            else:
-                connection = None
-        if connection is None or (self.clock.is_old and not self._ask_time(connection)):
-            return self.connect()
-        return connection
+        return None
 
     def _ask_time(self, connection: Connection) -> bool:
         """False where the connection is of no more use."""
@@ -368,11 +426,16 @@ class Connections:
         """For the next; one that is in the middle of something is closed instead."""
         idle = connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
         connection.rests_since = time.monotonic()
-        with self._lock:
-            if len(self._idle) < IDLE and idle and connection not in _inherited:
-                self._idle.append(connection)
-                return
-        connection.close()
+        place, connection.place = connection.place, None  # whoever takes it from here brings another
+        try:
+            with self._lock:
+                if len(self._idle) < IDLE and idle and connection not in _inherited:
+                    self._idle.append(connection)
+                    return
+            connection.close()
+        finally:
+            if place is not None:
+                place.leave()
 
     def drop_idle(self) -> None:
         """The server went away: those it knew are no use any more."""

@@ -17,6 +17,7 @@ from packhorse.stores.postgres_direct import Direct
 from packhorse.stores.postgres_session import Session
 from packhorse.stores.postgres_strokes import How, Rolled
 from packhorse.stores.sql_store import Bell, SQLStore
+from packhorse.stores.waiting_room import LonelyRoom, WaitingRoom
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -55,3 +56,7 @@ class PostgresGuest(PostgresStore):
 
     def prune(self, retention: Retention, limit: int) -> int:
         return SQLStore.prune(self, retention, limit)
+
+    def _new_room(self) -> WaitingRoom:
+        """The connection is its thread's alone."""
+        return LonelyRoom(self)

@@ -115,7 +115,7 @@ class Strokes:
         gone: Connection | None = None  # in whose place a connection was made for this stroke
         breaks, began = 0, time.monotonic()
         for number in range(TRIES):
-            connection = self._connections.take(once_more=True) if gone is None else self._connections.connect(gone)
+            connection = self._connections.take(once_more=True, instead_of=gone)
             try:
                 if alone and not connection.pooled:
                     answer = self._try_alone(connection, point, work)

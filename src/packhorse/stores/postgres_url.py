@@ -9,6 +9,7 @@ import psycopg
 
 from packhorse.errors import StoreURLError
 from packhorse.stores import postgres_history
+from packhorse.stores.postgres_places import POOL
 from packhorse.stores.postgres_session import Schema
 from packhorse.stores.sql_names import checked_prefix
 
@@ -26,16 +27,18 @@ DRIVER = {
 LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1", "[::1]")
 POOLERS = {"": None, "transaction": True, "session": False}
 YES_NO = {"true": True, "false": False}
+LARGEST_POOL = 1_000
 
 
 class Parsed(NamedTuple):
-    """`period` is of the partitions of history, where there are any."""
+    """`period` is of the partitions of history, where there are any; `pool` bounds the connections of a process."""
 
     conninfo: str
     schema: Schema
     pooled: bool | None
     skip_locked: bool
     period: int | None
+    pool: int
 
 
 def parse(url: str) -> Parsed:
@@ -51,6 +54,9 @@ def parse(url: str) -> Parsed:
         raise StoreURLError(url, "skip_locked must be true or false")
     if (history := options.pop("history", "")) not in ("", *postgres_history.PERIODS):
         raise StoreURLError(url, f"history must be one of {', '.join(postgres_history.PERIODS)}")
+    pool = options.pop("pool", str(POOL))
+    if not pool.isascii() or not pool.isdigit() or not 1 <= int(pool) <= LARGEST_POOL:
+        raise StoreURLError(url, f"pool must be a number from 1 to {LARGEST_POOL}")
     hosts = options.get("host", unquote(parts.hostname or "")).split(",")
     near = all(host in LOCAL_HOSTS or host.startswith(("/", "@")) for host in hosts)
     if not near and "sslmode" not in options:
@@ -63,5 +69,10 @@ def parse(url: str) -> Parsed:
     except psycopg.ProgrammingError as error:
         raise StoreURLError(url, str(error).strip()) from None
     return Parsed(
-        text, Schema(schema, prefix), POOLERS[pooler], YES_NO[skip_locked], postgres_history.PERIODS.get(history)
+        text,
+        Schema(schema, prefix),
+        POOLERS[pooler],
+        YES_NO[skip_locked],
+        postgres_history.PERIODS.get(history),
+        int(pool),
     )

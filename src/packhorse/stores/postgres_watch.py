@@ -52,6 +52,8 @@ def _ring_arguments(name: str, prefix: str, bell: Bell) -> tuple[Any, ...]:
 
 
 class PostgresWatch(Watch):
+    misses_nothing = False  # a server may call no more, and a line be cut without a word
+
     def __init__(self, connections: Connections, bell: Bell, on_call: Callable[[], None] = lambda: None) -> None:
         self._connections = connections
         self._on_call = on_call
@@ -166,7 +168,8 @@ class PostgresWatch(Watch):
         """Call ourselves, as others will: on another line, by a name that nobody else knows."""
         name = f"packhorse_{secrets.token_hex(8)}"
         connection.execute(sql.SQL("listen {}").format(sql.Identifier(name)))
-        caller = self._connections.take()
+        with self._connections.on_own_lane():
+            caller = self._connections.take()
         try:
             caller.execute("select pg_notify(%s, '')", [name])
         finally:

@@ -88,8 +88,11 @@ ADOPT = f"""
     where {BY_ID}
 """
 RENEW = "update process set lease_until = ? + lease where id = ? and boot = ? and lease_until > ?"
-UNFINISHED = """
-    select payload.id from payload join job on job.n = payload.n where payload.id in ({rows:bytea}) and state <= 4
+ENDED = """
+    with wanted (id) as ({rows:bytea})
+    select id from wanted where not exists (
+        select 1 from payload join job on job.n = payload.n where payload.id = wanted.id and state <= 4
+    )
 """
 RECORD = """
     insert into entry (id, kind, name, data) {rows:bytea text text bytea}
@@ -586,9 +589,9 @@ class SQLStore(Store):
             rows = c.execute("select at, actor, act, reason, jobs from audit order by n desc limit ?", (limit,))
             return [Audit(*row) for row in rows]
 
-    def _ended(self, ids: Collection[bytes]) -> set[bytes]:
+    def ended(self, ids: Collection[bytes]) -> set[bytes]:
         with self._cursor() as c:
-            return set(ids) - {id for (id,) in c.read(UNFINISHED, list(ids))}
+            return {id for (id,) in c.read(ENDED, list(ids))}
 
     def _renew(self, c: Session, process: bytes) -> bool:
         ticks = self.clock.ticks()

@@ -6,7 +6,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -206,20 +206,8 @@ class SQLiteStore(SQLStore):
         self._ensure_schema()
         return SQLiteWatch(self._connections)
 
-    def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
-        if (ended := self._ended(ids)) or timeout <= 0:  # opening a watch takes milliseconds
-            return ended
-        watch = self.watch(())
-        deadline = time.monotonic() + timeout
-        try:
-            while True:
-                ended = self._ended(ids)
-                left = deadline - time.monotonic()
-                if ended or left <= 0:
-                    return ended
-                watch.wait(left)
-        finally:
-            watch.close()
+    def watch_endings(self) -> Watch:
+        return self.watch(())
 
     # The store itself.
 
@@ -275,6 +263,7 @@ class SQLiteStore(SQLStore):
             return int(c.execute("select max(number) from packhorse_schema").fetchone()[0])
 
     def close(self) -> None:
+        self.close_room()
         self._connections.close()
 
     def _cursor(self) -> AbstractContextManager[Session]:

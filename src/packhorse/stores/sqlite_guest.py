@@ -16,6 +16,7 @@ from packhorse.stores import sqlite_lent
 from packhorse.stores.contract import ProcessInfo, Retention
 from packhorse.stores.sql_store import SQLStore
 from packhorse.stores.sqlite import SQLiteStore
+from packhorse.stores.waiting_room import LonelyRoom, WaitingRoom
 
 
 class SQLiteGuest(SQLiteStore):
@@ -48,3 +49,7 @@ class SQLiteGuest(SQLiteStore):
 
     def backup(self, target: Path, *, replace: bool, progress: Callable[[int, int], None]) -> list[Path]:
         return SQLStore.backup(self, target, replace=replace, progress=progress)
+
+    def _new_room(self) -> WaitingRoom:
+        """The connection is its thread's alone."""
+        return LonelyRoom(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -22,6 +22,8 @@ from packhorse.outcome import Outcome, release
 from packhorse.reporters import ErrorReport
 from packhorse.stores.contract import Entry, StoredSchedule, Tick
 from packhorse.stores.memory import MemoryStore
+from packhorse.stores.sleepers import Wakeable
+from packhorse.stores.waiting_room import LonelyRoom, LookingTicket, Ticket, WaitingRoom
 from packhorse.testing.in_place import InPlaceWorker
 from packhorse.testing.records import Enqueued, RecordedJob
 
@@ -387,9 +389,19 @@ class RecordingStore(MemoryStore):
         with self._changed:
             self._changed.wait_for(lambda: not any(job.token for id in ids if (job := self._jobs.get(id))))
 
-    def wait_jobs(self, ids: Collection[bytes], timeout: float) -> set[bytes]:
-        ended = super().wait_jobs(ids, 0)
-        if not ended and timeout > 0 and (job := self.job(min(ids))) is not None:
+    def _new_room(self) -> WaitingRoom:
+        return _NobodyPerforms(self)
+
+
+class _NobodyPerforms(LonelyRoom):
+    def ticket(self, sleeper: Wakeable) -> Ticket:
+        return _HopelessTicket(self, sleeper)
+
+
+class _HopelessTicket(LookingTicket):
+    def take(self) -> set[bytes]:
+        ended = super().take()
+        if not ended and self.wanted and (job := self._room.store.job(min(self.wanted))) is not None:
             raise NotPerformed(job.id, job.state, job.awaits)
         return ended
 
