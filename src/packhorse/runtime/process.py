@@ -132,6 +132,7 @@ class Process:
         self._alone = False
         self._heart: Heart | None = None
         self._watch: LeaseWatch | None = None
+        self._runs_in = forks.generation
         self._unwell_since: float | None = None
         self._told_at = 0.0
         self._stop_told = False
