@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import psutil
 
+import packhorse
 from bench.producer import Produced, at_full_speed, one_by_one
 from bench.sizes import PROCESSES
 from bench.tape import FOLDER, Mark, Tapes
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from bench.lab import Lab
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE = Path(packhorse.__file__).parents[1]  # of the version that this process measures
 START_DEADLINE = 20.0
 STOP_DEADLINE = 40.0
 SLOW_STOP = 3.0
@@ -214,7 +216,7 @@ class HeldRunning(Running):
 
 def environment() -> dict[str, str]:
     """Of every process we start: it imports what stands in this folder, wherever else Packhorse is installed."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+    return os.environ | {"PYTHONPATH": os.pathsep.join((str(SOURCE), str(ROOT)))}
 
 
 def python(*arguments: str) -> list[str]:
