@@ -85,7 +85,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, 
 as_text = methodcaller("decode", "utf-8", "backslashreplace")
 
 
-def check_same(path: Path, inode: int) -> None:
+def check_same(path: Path | str, inode: int) -> None:
     try:
         same = os.stat(path).st_ino == inode
     except FileNotFoundError:
@@ -108,6 +108,7 @@ class Connection:
         self._user = 0
         self.closed = False
         self.idle_since = 0.0
+        self._waited = False
         self.guard: FileGuard | None = None  # none where the file system allows no log
         self.claim()
         with _gate:
@@ -179,7 +180,8 @@ class Connection:
         others go first for some milliseconds: meanwhile their batch grows.
         """
         try:
-            if not self._queue.waiting and self._try_lock():
+            self._waited = bool(self._queue.waiting) or not self._try_lock()
+            if not self._waited:
                 return
             if patient and self._let_others_go_first():
                 return
@@ -215,7 +217,8 @@ class Connection:
 
     def begin(self) -> None:
         """Begin a transaction that writes, under the writers' lock."""
-        self.check_log()
+        if self._waited:  # else it was looked at a moment ago
+            self.check_log()
         self.sqlite.execute("begin immediate")
 
     def check_log(self) -> None:
@@ -353,6 +356,7 @@ class Connections:
 
     def __init__(self, path: Path, synchronous: str = "full", prefix: str = "") -> None:
         self.path = path
+        self._name = str(path)  # quicker to look up
         self.prefix = prefix
         self._synchronous = synchronous
         self._idle: list[Connection] = []  # who came back last is taken first, so the first was idle the longest
@@ -444,7 +448,7 @@ class Connections:
     def _check_place(self) -> None:
         """The file of this path must still be the one we opened: a replaced file would swallow jobs silently."""
         if self._inode:
-            check_same(self.path, self._inode)
+            check_same(self._name, self._inode)
             return
         with first_use:
             prepare_place(self.path)
