@@ -310,6 +310,7 @@ def test_a_log_that_cannot_be_written_down_is_set_aside(place: Place):
     assert aside.read_bytes() == log
     assert aside.stat().st_mode & 0o777 == 0o600
     assert refusal(place, "refused again") == message
+    assert "lost-log" in {finding.about for finding in place.app.store.examine()}
     # As the guide says.
     place.app.close()
     place.wal.unlink()

@@ -10,16 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from operator import methodcaller
 from pathlib import Path
 from typing import NoReturn
 from weakref import WeakSet
 
 from packhorse.errors import HeldUp, SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
 from packhorse.stores import sqlite_file_locks, sqlite_holders
-from packhorse.stores.sqlite_batches import PrefixedSession, Session
+from packhorse.stores.sqlite_batches import Session
 from packhorse.stores.sqlite_file_locks import FileGuard
 from packhorse.stores.sqlite_lost_log import close_without_checkpoint, give_up_log
+from packhorse.stores.sqlite_opening import check_same, configure, connect, is_locked, keep_log
 from packhorse.stores.sqlite_place import prepare_place
 from packhorse.stores.sqlite_queue import POLL_EVERY, forget_waiters, queue_of
 
@@ -82,22 +82,6 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
-# Whoever can write to the file can write anything. In C, because every text of every row passes through it.
-as_text = methodcaller("decode", "utf-8", "backslashreplace")
-
-
-def check_same(path: Path, inode: int) -> None:
-    try:
-        same = os.stat(path).st_ino == inode
-    except FileNotFoundError:
-        same = False
-    if not same:
-        raise StoreUnsafe(
-            f"The database {path} was moved, deleted or replaced while in use. Nothing was written. "
-            "Put the file back, or restart every process that uses it."
-        )
-
-
 class Connection:
     """A connection and its own handle on the lock file, so that threads exclude each other as processes do.
 
@@ -109,6 +93,7 @@ class Connection:
         self._user = 0
         self.closed = False
         self.idle_since = 0.0
+        self._waited = False
         self.guard: FileGuard | None = None  # none where the file system allows no log
         self.claim()
         with _gate:
@@ -118,45 +103,15 @@ class Connection:
         try:
             _check_log_of_others(path)
             self.acquire()
-            # It may have been moved since it was looked at. SQLite would make an empty one in its place, and with the
-            # first statement wipe out the log of the other, so it must not make any, and this must be the right one.
-            self.sqlite = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=rw",
-                uri=True,
-                timeout=DEADLINE,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=512,
-                factory=PrefixedSession if prefix else Session,
-            )
+            self.sqlite = connect(path, prefix, DEADLINE)
             check_same(path, inode)
-            if isinstance(self.sqlite, PrefixedSession):
-                self.sqlite.prefix = prefix
-            self.sqlite.text_factory = as_text
-            if self._keep_a_log():
+            if keep_log(self.sqlite, DEADLINE):
                 self.guard = sqlite_file_locks.join(path, inode, self)
-            self.sqlite.execute(f"pragma synchronous = {synchronous}")
-            self.sqlite.execute("pragma mmap_size = 0")
-            self.sqlite.execute("pragma cache_size = -512")
-            self.sqlite.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            self.sqlite.execute("pragma journal_size_limit = 67108864")
+            configure(self.sqlite, synchronous, CHECKPOINT_PAGES)
             self.release()
         except BaseException:
             self._let_go()
             raise
-
-    def _keep_a_log(self) -> bool:
-        """Ask for WAL, as often as needed: in a file without it, SQLite does not wait for whoever writes there."""
-        deadline = time.monotonic() + DEADLINE
-        while True:
-            try:
-                [mode] = self.sqlite.execute("pragma journal_mode = wal").fetchone()
-                self.sqlite.execute("pragma schema_version").fetchone()  # which opens the log, or makes it
-                return bool(mode == "wal")
-            except sqlite3.OperationalError as error:
-                if not is_locked(error) or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.005)
 
     def claim(self, timeout: float = 0.0) -> bool:
         """Make it this thread's own; False when it is closed, or another's until the timeout, or this thread's."""
@@ -180,7 +135,8 @@ class Connection:
         others go first for some milliseconds: meanwhile their batch grows.
         """
         try:
-            if not self._queue.waiting and self._try_lock():
+            self._waited = bool(self._queue.waiting) or not self._try_lock()
+            if not self._waited:
                 return
             if patient and self._let_others_go_first():
                 return
@@ -213,6 +169,11 @@ class Connection:
 
     def release(self) -> None:
         fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+    def check_log_after_waiting(self) -> None:
+        """Look again where another may have written since the connection was taken."""
+        if self._waited:
+            self.check_log()
 
     def check_log(self) -> None:
         """The log must be the one that this process writes to: in another, nobody would find what is written."""
@@ -354,6 +315,7 @@ class Connections:
 
     def __init__(self, path: Path, synchronous: str = "full", prefix: str = "") -> None:
         self.path = path
+        self._name = str(path)  # quicker to look up
         self.prefix = prefix
         self._synchronous = synchronous
         self._idle: list[Connection] = []  # who came back last is taken first, so the first was idle the longest
@@ -373,7 +335,7 @@ class Connections:
 
         Wait for programs outside, whose transactions may last. Ours are waited for in the queue.
         """
-        connection.check_log()
+        connection.check_log_after_waiting()
         began = time.monotonic()
         try:
             connection.sqlite.execute("begin immediate")
@@ -475,15 +437,11 @@ class Connections:
     def _check_place(self) -> None:
         """The file of this path must still be the one we opened: a replaced file would swallow jobs silently."""
         if self._inode:
-            check_same(self.path, self._inode)
+            check_same(self._name, self._inode)
             return
         with first_use:
             prepare_place(self.path)
             self._inode = os.stat(self.path).st_ino
-
-
-def is_locked(error: sqlite3.OperationalError) -> bool:
-    return "locked" in str(error) or "busy" in str(error)
 
 
 def raise_translated(error: BaseException) -> None:

@@ -13,7 +13,8 @@ from packhorse.errors import ConfigError, StoreUnavailable
 from packhorse.stores.lending import driver_connection, named
 from packhorse.stores.sql_names import prefixed
 from packhorse.stores.sqlite_batches import batched, read
-from packhorse.stores.sqlite_connections import as_text, is_locked, raise_translated
+from packhorse.stores.sqlite_connections import raise_translated
+from packhorse.stores.sqlite_opening import as_text, is_locked
 
 T = TypeVar("T")
 
