@@ -14,7 +14,7 @@ from packhorse.limits import Hold, Terms
 from packhorse.outcome import Outcome, release, succeed
 from packhorse.queues import parse_queues
 from packhorse.stores import open_store
-from packhorse.stores.contract import Act, Change, Paused, ProcessInfo, Selection, Store
+from packhorse.stores.contract import CLAIM_BYTES, Act, Change, Paused, ProcessInfo, Selection, Store
 from tests.contract.stores import quick_folder
 
 ANN, BOB = b"a" * 16, b"b" * 16
@@ -67,6 +67,17 @@ def test_a_run_has_one_permit_and_nobody_else_gets_in(store: Store):
     assert permits(store) == 1
     assert claim(store, BOB) == []
     assert [it.token.id for it in claim(store, ANN, *done(claims))] == ids[10:20]
+
+
+def test_a_run_carries_so_many_bytes(store: Store):
+    """Of its payloads and those of the others that were claimed; the rest of its line waits on."""
+    jobs = [NewJob(n.to_bytes(16, "big"), "work", b"x" * (1 << 20), terms=Terms((Hold("k/", 1),))) for n in range(9)]
+    store.insert(jobs)
+    first = claim(store, ANN)
+    assert sum(len(it.payload) for it in first) == CLAIM_BYTES
+    assert [it.token.id for it in first] == [job.id for job in jobs[: len(first)]]
+    second = claim(store, ANN, *done(first))
+    assert [it.token.id for it in second] == [job.id for job in jobs[len(first) : 2 * len(first)]]
 
 
 def test_who_does_not_ask_for_runs_gets_none(store: Store):

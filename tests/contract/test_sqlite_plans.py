@@ -11,7 +11,7 @@ from packhorse.ids import new_id
 from packhorse.job import Claim, JobState, NewJob
 from packhorse.outcome import Outcome
 from packhorse.stores import sql_exchange, sql_gates, sql_jobs, sql_signals, sql_store, sqlite_exchange
-from packhorse.stores.contract import Retention, Selection
+from packhorse.stores.contract import LARGE, Retention, Selection
 from packhorse.stores.sqlite import SQLiteStore
 from packhorse.stores.sqlite_batches import prepared
 from packhorse.testing.contract.helpers import Worker, failed, insert, succeeded
@@ -212,6 +212,14 @@ def test_one_job_is_found_by_its_id(store: SQLiteStore):
     """With look-ups alone."""
     seen = plan(store, sql_jobs.WIDE, 2)
     assert "SCAN" not in seen
+
+
+def test_large_payloads_are_known_by_their_index(store: SQLiteStore):
+    """Whether there is any takes one look, and the schema means the same size as the code."""
+    assert plan(store, sqlite_exchange.ANY_LARGE, 0) == "SCAN payload USING INDEX payload_large"
+    with store._cursor() as c:
+        [(text,)] = c.execute("select sql from sqlite_schema where name = 'payload_large'")
+    assert text.endswith(f"where length(body) > {LARGE}")
 
 
 def test_signals_are_looked_up(store: SQLiteStore):

@@ -22,13 +22,15 @@ def peak(workers: Workers) -> int:
 @pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
 def test_a_worker_behind_quick_jobs_holds_few_large_ones(place: Place):
     """It claims ahead by the pace of the quick ones, and the large ones come a few at a time."""
-    acknowledged = place.enqueue_many("note", *((f"first {number}",) for number in range(QUICK)))
+    acknowledged = place.enqueue_many("note", *((f"first-{number}",) for number in range(QUICK)))
     workers = place.workers("--concurrency", "8")
     place.wait_all_finished()
     before = peak(workers)
-    calls = [(f"quick {number}", "") for number in range(QUICK)]
-    calls += [(f"large {number}", f"{number:06}" * (SIZE // 6)) for number in range(LARGE)]
+    calls = [(f"quick-{number}", "") for number in range(QUICK)]
+    calls += [(f"large-{number}", f"{number:06}" * (SIZE // 6)) for number in range(LARGE)]
+    place.app.control.pause("default", reason="until all are there")
     acknowledged += place.enqueue_many("note", *calls)
+    place.app.control.resume("default", reason="they are")
     place.wait_all_finished(within=180)
     grown = peak(workers) - before
     assert grown < ROOM < LARGE * SIZE / 2, f"{grown / 1e6:.0f} MB"

@@ -2,15 +2,19 @@
 
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
 
 from packhorse import JobState, Packhorse
+from packhorse.ids import new_id
 from packhorse.job import Claim, Token
+from packhorse.queues import EVERYTHING
 from packhorse.runtime.embedded import Embedded
+from packhorse.runtime.orphans import Death, Judge
 from packhorse.runtime.worker import Worker
-from packhorse.stores.contract import CLAIM_BYTES, Exchanged
+from packhorse.stores.contract import CLAIM_BYTES, Exchanged, Orphan, ProcessInfo
 from tests.waiting import wait_until
 
 SOON = 60.0
@@ -111,3 +115,29 @@ def test_free_slots_are_filled_at_once(make_app: Callable[..., Packhorse], monke
         for job in jobs:
             job.result(SOON)
     assert set(rests) == {0}
+
+
+def test_the_jobs_of_a_dead_worker_are_judged_a_few_at_a_time(app: Packhorse, monkeypatch: pytest.MonkeyPatch):
+    """As many payloads as one adoption carries are held at once, and in the end all jobs have their verdict."""
+
+    @app.task
+    def take(data: str) -> None: ...
+
+    app.enqueue_many([take.call("x" * LARGE) for _ in range(40)])
+    doomed, judge = (ProcessInfo(new_id(), "worker", "elsewhere", 7) for _ in range(2))
+    for process in (doomed, judge):
+        app.store.enroll(process, 60_000_000)
+    nonces = count(1)
+    while app.store.exchange(doomed.id, next(nonces), [], EVERYTHING, 100, starting=100).claims:
+        pass
+    real, adopted = app.store.adopt, []
+
+    def adopt(*args: Any, **kwargs: Any) -> list[Orphan]:
+        adopted.append(real(*args, **kwargs))
+        return adopted[-1]
+
+    monkeypatch.setattr(app.store, "adopt", adopt)
+    Judge(app).judge(judge.id, {doomed.id: Death("was killed")})
+    assert sum(map(len, adopted)) == 40
+    assert all(sum(len(orphan.claim.payload) for orphan in page) <= CLAIM_BYTES for page in adopted)
+    assert app.inspection.counts()[JobState.RUNNING] == 0
