@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -13,7 +14,7 @@ from packhorse.errors import HeldUp
 from packhorse.job import JobState, Parent
 from packhorse.limits import Pace, UniqueConflict
 from packhorse.outcome import Awaits
-from packhorse.stores.contract import Paused, Retention
+from packhorse.stores.contract import Entry, Paused, Retention
 from packhorse.stores.postgres import PostgresStore
 from packhorse.testing.contract.helpers import (
     Worker,
@@ -233,3 +234,27 @@ def test_signals_are_awaited_beside_it(store: PostgresStore, line: Line):
     awaiting = failed(waits)._replace(state=JobState.SCHEDULED, failure=None, delay=60 * SECOND, awaits=Awaits("go", 0))
     assert worker.exchange(awaiting).put_off == []
     assert store.signal("go", b"data", SECOND) == 1
+
+
+def test_what_a_job_records_is_kept_beside_it(store: PostgresStore, line: Line):
+    worker = Worker(store, "worker")
+    insert(store, "parent")
+    [parent] = worker.claim()
+    store.lent(line).insert([job("child", after=(Parent(id_of("parent")),))])
+    assert store.record(parent.token, [Entry("step", "first", b"done")])
+    assert [entry.name for entry in store.entries(id_of("parent"))] == ["first"]
+
+
+def test_a_beat_does_not_wait_for_it(store: PostgresStore, line: Line, monkeypatch: pytest.MonkeyPatch):
+    """Not even while an exchange of the same process does."""
+    monkeypatch.setattr("packhorse.stores.postgres_holders.Holders.look", lambda self: None)  # it waits as ever
+    worker = Worker(store, "worker")
+    insert(store, "parent", "plain")
+    parent, plain = worker.claim()
+    store.lent(line).insert([job("child", after=(Parent(id_of("parent")),))])
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(worker.exchange, succeeded(parent), succeeded(plain))
+        wait_until(lambda: waiting.done() or worker.alive, "it is alive")
+        assert not waiting.done()
+        line.commit()
+        assert waiting.result(60).refused == []
