@@ -16,6 +16,7 @@ from packhorse.limits import Pace, UniqueConflict
 from packhorse.outcome import Awaits
 from packhorse.stores.contract import Entry, Paused, Retention
 from packhorse.stores.postgres import PostgresStore
+from packhorse.stores.postgres_holders import find
 from packhorse.testing.contract.helpers import (
     Worker,
     failed,
@@ -258,3 +259,22 @@ def test_a_beat_does_not_wait_for_it(store: PostgresStore, line: Line, monkeypat
         assert not waiting.done()
         line.commit()
         assert waiting.result(60).refused == []
+
+
+def test_who_holds_is_found_where_tables_have_a_prefix(postgres: Server, line: Line):
+    """And what is beside them is nobody's business."""
+    with schemas(postgres, fresh=False) as urls:
+        store = PostgresStore(f"{next(urls)}&prefix=shop_", SystemClock())
+        insert(store, "a")
+        [claim] = Worker(store, "worker").claim()
+        with store._connections.session() as c:
+            assert find(c, store.schema, idle=0) == []
+            complete(store, line, claim)
+            [holder] = wait_until(lambda: find(c, store.schema, idle=0), "it is found")
+        assert (holder.pid, holder.application, holder.state) == (
+            line.info.backend_pid,
+            "web",
+            "idle in transaction",
+        )
+        line.rollback()
+        store.close()
