@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -13,8 +14,9 @@ from packhorse.errors import HeldUp
 from packhorse.job import JobState, Parent
 from packhorse.limits import Pace, UniqueConflict
 from packhorse.outcome import Awaits
-from packhorse.stores.contract import Paused, Retention
+from packhorse.stores.contract import Entry, Paused, Retention
 from packhorse.stores.postgres import PostgresStore
+from packhorse.stores.postgres_holders import find
 from packhorse.testing.contract.helpers import (
     Worker,
     failed,
@@ -233,3 +235,46 @@ def test_signals_are_awaited_beside_it(store: PostgresStore, line: Line):
     awaiting = failed(waits)._replace(state=JobState.SCHEDULED, failure=None, delay=60 * SECOND, awaits=Awaits("go", 0))
     assert worker.exchange(awaiting).put_off == []
     assert store.signal("go", b"data", SECOND) == 1
+
+
+def test_what_a_job_records_is_kept_beside_it(store: PostgresStore, line: Line):
+    worker = Worker(store, "worker")
+    insert(store, "parent")
+    [parent] = worker.claim()
+    store.lent(line).insert([job("child", after=(Parent(id_of("parent")),))])
+    assert store.record(parent.token, [Entry("step", "first", b"done")])
+    assert [entry.name for entry in store.entries(id_of("parent"))] == ["first"]
+
+
+def test_a_beat_does_not_wait_for_it(store: PostgresStore, line: Line, monkeypatch: pytest.MonkeyPatch):
+    """Not even while an exchange of the same process does."""
+    monkeypatch.setattr("packhorse.stores.postgres_holders.Holders.look", lambda self: None)  # it waits as ever
+    worker = Worker(store, "worker")
+    insert(store, "parent", "plain")
+    parent, plain = worker.claim()
+    store.lent(line).insert([job("child", after=(Parent(id_of("parent")),))])
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(worker.exchange, succeeded(parent), succeeded(plain))
+        wait_until(lambda: waiting.done() or worker.alive, "it is alive")
+        assert not waiting.done()
+        line.commit()
+        assert waiting.result(60).refused == []
+
+
+def test_who_holds_is_found_where_tables_have_a_prefix(postgres: Server, line: Line):
+    """And what is beside them is nobody's business."""
+    with schemas(postgres, fresh=False) as urls:
+        store = PostgresStore(f"{next(urls)}&prefix=shop_", SystemClock())
+        insert(store, "a")
+        [claim] = Worker(store, "worker").claim()
+        with store._connections.session() as c:
+            assert find(c, store.schema, idle=0) == []
+            complete(store, line, claim)
+            [holder] = wait_until(lambda: find(c, store.schema, idle=0), "it is found")
+        assert (holder.pid, holder.application, holder.state) == (
+            line.info.backend_pid,
+            "web",
+            "idle in transaction",
+        )
+        line.rollback()
+        store.close()

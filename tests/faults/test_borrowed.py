@@ -94,6 +94,8 @@ def test_an_open_transaction_of_somebody_else_stops_nobody(
     due = place.enqueue_many("note", ("later",), run_after=0.3)
     wait_until(lambda: place.rows()[from_text(due[0])].state == "succeeded", "what is due goes on")
     wait_until(lambda: place.rows()[from_text(last)].state == "succeeded", "one longer than two leases was not cut")
+    assert len(place.lines("last", "start")) == 1
+    assert {row.losses for row in place.rows().values()} == {0}
     assert place.rows()[from_text(held_up)].state == "running"
     assert borrowed.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
     workers.wait_log("'slow web' (pid ")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -123,3 +124,18 @@ def test_claims_that_wait_instead_of_passing_over(postgres: Server):
 def test_options_that_make_no_sense(option: str):
     with pytest.raises(StoreURLError):
         parse(f"postgresql:///shop?{option}")
+
+
+def test_plain_jobs_go_on_beside_a_transaction_that_stays_open(store: PostgresStore, postgres: Server):
+    """Though nobody can tell by a mark whose it is."""
+    worker = Worker(store, "worker")
+    insert(store, limited("a", "a"), limited("b", "b"), "plain")
+    claims = {claim.token.id: claim for claim in [*worker.claim(), *worker.claim()]}
+    with closing(psycopg.connect(postgres.conninfo("postgres"))) as theirs:
+        assert store.lent(theirs).complete(succeeded(claims[id_of("a")]))
+        reply = worker.exchange(succeeded(claims[id_of("b")]), succeeded(claims[id_of("plain")]), limit=5)
+        assert names(reply.put_off) == ["b"]
+        assert states(store)["plain"] is JobState.SUCCEEDED
+        theirs.commit()
+    assert worker.finish(succeeded(claims[id_of("b")])) == []
+    assert states(store)["b"] is states(store)["a"] is JobState.SUCCEEDED

@@ -117,8 +117,9 @@ BEAT = f"""
     )
     select id from process where id = any(?::bytea[]) and boot = ? and lease_until > ?
 """
+# Shared: whoever comes after the job in a transaction that stays open shares it, too.
 STILL_OURS = """
-    select 1 from job where state = 4 and process = ? and nonce = ? and id = ? and epoch = ? for update of job
+    select 1 from job where state = 4 and process = ? and nonce = ? and id = ? and epoch = ? for share of job
 """
 # From name to name along the index, however many jobs each has.
 NAMES = """
