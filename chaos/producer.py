@@ -50,7 +50,7 @@ class Producer:
             (4, self._chain),
             (2, self._fan),
             (2, self._one("stepwise", 3)),
-            (1, self._forking),
+            (2, self._forking),
         ]
 
     def turn(self) -> int:
