@@ -52,7 +52,7 @@ class Producer:
             (4, self._chain),
             (2, self._fan),
             (2, self._one("stepwise", 3)),
-            (1, self._forking),
+            (2, self._forking),
         ]
         self._first = [enqueue for _, enqueue in self._kinds]  # each once, before chance decides
         self._dice.shuffle(self._first)

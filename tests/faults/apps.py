@@ -363,6 +363,14 @@ def _isolated(app: Packhorse, ledger: Ledger) -> None:
             case "memory":
                 bytearray(1 << 50)
 
+    @app.task(name="isolated_left", takes_context=True, isolate=True)
+    def isolated_left(context: Context, key: str) -> None:
+        """Until it hears how long it may still run; says whether that is soon."""
+        ledger.write(key, "start")
+        while (left := context.remaining) is None:
+            time.sleep(0.005)
+        ledger.write(key, "soon" if left < 100 else "later")
+
     @app.task(name="isolated_deaf", isolate=True)
     def isolated_deaf(key: str) -> None:
         """Neither looks nor can be interrupted."""

@@ -147,3 +147,35 @@ def test_whatever_forks_its_copies_end(tmp_path: Path):
     assert [found.pop(f"{it}-due 5") for it in ("before", "after", "subscriber")] == [due] * 3
     found["done"] -= due
     assert found == expected
+
+
+HOST = """
+import os, sys
+from packhorse import Embedded, Packhorse
+
+app = Packhorse("host", sys.argv[1])
+
+@app.task(name="echo")
+def echo(text: str) -> str:
+    return text
+
+with Embedded(app):
+    assert echo.enqueue("before").result(60) == "before"
+    child = os.fork()
+    if child == 0:
+        echo.enqueue("of the child")
+if child == 0:
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+with Embedded(app):
+    print(echo.enqueue("after").result(60))
+"""
+
+
+def test_a_program_may_fork_while_it_performs_jobs(tmp_path: Path):
+    """Its child is the program's own: it goes on, out of the block and to its own end, and performs nothing."""
+    tmp_path.chmod(0o700)
+    command = [sys.executable, "-c", HOST, f"sqlite:///{tmp_path}/jobs.db"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == ["7", "after"]

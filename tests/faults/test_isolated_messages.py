@@ -32,7 +32,7 @@ def test_what_is_said_of_another_job_is_no_outcome(place: Place):
 
 def test_what_is_meant_for_another_job_is_not_obeyed(place: Place, monkeypatch: pytest.MonkeyPatch):
     """An order or an interruption that comes too late, for the job before."""
-    place.enqueue("isolated_hold", "held")
+    place.enqueue("isolated_left", "held")
     for name, value in place.environment().items():
         monkeypatch.setenv(name, value)
     store, process = place.app.store, new_id()
@@ -47,8 +47,8 @@ def test_what_is_meant_for_another_job_is_not_obeyed(place: Place, monkeypatch: 
         child.tell(Order(OrderKind.CANCEL, another, "too late"))
         assert child.interrupt(another, Why.ORDERED)
         child.token = claim.token
-        place.let_go("held")
+        child.tell_leaving(600.0)  # heard after the others
         assert outcome.result(60).state == "succeeded"
     child.kill()
     child.bury()
-    assert [line.what for line in place.lines("held")] == ["start", "finish"]
+    assert [line.what for line in place.lines("held")] == ["start", "later"]

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 from weakref import WeakSet
 
 from packhorse import forks
@@ -38,7 +38,7 @@ def _empty_loops() -> None:
     """What was about to run belongs to other jobs, and the selector to the parent as well."""
     for loop in list(_loops):
         if hasattr(loop, "_ready"):
-            loop._ready = _NoMore()
+            cast(Any, loop)._ready = _NoMore()
         else:  # of another maker; it ends with this round
             loop.stop()
 
