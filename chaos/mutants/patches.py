@@ -191,8 +191,7 @@ def epoch_is_reset_on_release(patches: Patches) -> None:
 
     def in_sqlite(self: Any, process: bytes) -> None:
         leave_sqlite(self, process)
-        with self._transaction() as c:
-            c.execute("update job set epoch = 0 where state = 3")
+        self._write(lambda c: c.execute("update job set epoch = 0 where state = 3"))
 
     patches.set(MemoryStore, "leave", in_memory)
     patches.set(SQLiteStore, "leave", in_sqlite)
@@ -211,10 +210,10 @@ def double_release(patches: Patches) -> None:
         return exchange_memory(self, process, nonce, given, *rest, **named)
 
     def in_sqlite(self: Any, process: bytes, nonce: int, given: Any, *rest: Any, **named: Any) -> Any:
-        with self._transaction() as c:
-            for it in given:
-                if it.state is JobState.READY:
-                    c.execute("update job set state = 3 where state = 4 and id = ?", (it.token.id,))
+        back = "update job set state = 3 where state = 4 and id = ?"
+        for it in given:
+            if it.state is JobState.READY:
+                self._write(lambda c, it=it: c.execute(back, (it.token.id,)))
         return exchange_sqlite(self, process, nonce, given, *rest, **named)
 
     patches.set(MemoryStore, "exchange", in_memory)
@@ -443,8 +442,7 @@ def leaving_keeps_what_it_held(patches: Patches) -> None:
     patches.set(MemoryStore, "leave", lambda self, process: self._processes.pop(process, None))
 
     def leave(self: Any, process: bytes) -> None:
-        with self._transaction() as c:
-            c.execute("delete from process where id = ?", (process,))
+        self._write(lambda c: c.execute("delete from process where id = ?", (process,)))
 
     patches.set(SQLiteStore, "leave", leave)
 

@@ -14,6 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from packhorse.errors import ConfigError
+from packhorse.interrupting import uninterrupted
 from packhorse.job import Failure
 
 log = logging.getLogger("packhorse.events")
@@ -91,6 +92,7 @@ class Events:
         self._subscribers.append((wanted, subscriber))
         self._wanted |= wanted
 
+    @uninterrupted
     def tell(self, event: Event) -> None:
         """Never raises, and never waits for a subscriber."""
         if event.kind not in self._wanted:  # it must not push out what somebody waits for

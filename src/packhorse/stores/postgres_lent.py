@@ -233,12 +233,15 @@ def _begin(connection: psycopg.Connection[Any]) -> None:
         if connection.info.pipeline_status != pq.PipelineStatus.OFF:
             with connection.pipeline():  # waits for what is on its way
                 pass
-        connection.lock.acquire()
+        held: list[bool] = []
         try:
+            # One call of C: an exception from outside leaves it untaken, or taken and noted.
+            held.extend(map(connection.lock.acquire, (True,)))
             if _has_begun(connection):
                 return
         except BaseException:
-            connection.lock.release()
+            if held:
+                connection.lock.release()
             raise
         connection.lock.release()
         psycopg.Cursor(connection).execute("select 1")

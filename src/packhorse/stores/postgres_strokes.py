@@ -107,6 +107,7 @@ class Strokes:
         breaks, began = 0, time.monotonic()
         for number in range(TRIES):
             connection = self._connections.take(once_more=True) if gone is None else self._connections.connect(gone)
+            kept = False
             try:
                 if alone and not connection.pooled:
                     answer = self._try_alone(connection, point, work)
@@ -115,9 +116,11 @@ class Strokes:
                     answer = self._try(connection, point, work, bell, locks, marked=not repeatable, framed=framed)
             except Rolled as rolled:
                 self._connections.give_back(connection)
+                kept = True
                 return cast(T, rolled.answer)
             except Missing as missing:
                 self._connections.give_back(connection)
+                kept = True
                 locks |= missing.locks
             except RETRIED:
                 connection.close()
@@ -146,9 +149,14 @@ class Strokes:
                 raise
             else:
                 self._connections.give_back(connection)
+                kept = True
                 if point:
                     failpoint(f"{point}.after_commit")
                 return answer
+            finally:
+                # One call of C, which nothing keeps from being made: whatever strikes where, no transaction is left.
+                if not kept:
+                    connection.pgconn.finish()
         raise StoreUnavailable(f"PostgreSQL: others were in the way {TRIES} times. Try again.")
 
     def _try_alone(self, connection: Connection, point: str, work: Callable[[Session], T]) -> T:
@@ -193,7 +201,8 @@ class Strokes:
                 if framed:
                     c.plain("commit")
         except BaseException as error:
-            self._roll_back(connection)
+            if isinstance(error, psycopg.Error | Missing | Rolled):  # after anything else the connection is closed
+                self._roll_back(connection)
             if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
                 raise Lost(error) from error  # it was the primary
             if isinstance(error, psycopg.OperationalError) and connection.closed:

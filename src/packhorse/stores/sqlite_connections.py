@@ -6,17 +6,22 @@ import fcntl
 import os
 import resource
 import sqlite3
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
+from typing import TypeVar
 from weakref import WeakSet
 
 from packhorse.errors import SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
 from packhorse.stores.sqlite_batches import PrefixedSession, Session
 from packhorse.stores.sqlite_place import prepare_place
+
+T = TypeVar("T")
 
 DEADLINE = 5.0
 CHECKPOINT_PAGES = 1_000
@@ -25,7 +30,7 @@ FOR_OTHERS = 16  # a process may have so many descriptors for each connection it
 
 _open: WeakSet[Connection] = WeakSet()
 # What a fork brought along stays referenced for good: SQLite forbids touching it in the child, also closing it.
-_inherited: list[Connection] = []
+_inherited: list[object] = []
 _forker = 0
 # Held while the file or its schema is made. Closing a handle on a new file would drop the locks another thread has just
 # got on it.
@@ -58,8 +63,11 @@ def _after_fork_in_child() -> None:
     for connection in list(_open):
         if not connection.closed:
             _inherited.append(connection)
-            connection.closed = True
-            os.close(connection.lock)
+            connection._close_lock()
+    for sqlite, lock in _dropped:
+        _inherited.append(sqlite)
+        os.close(lock)
+    _dropped.clear()
     _open.clear()
     _after_fork()
 
@@ -89,15 +97,22 @@ class Connection:
     It belongs to the thread that has claimed it, first of all to the one that made it. Anybody may find it closed.
     """
 
+    lock: int
+    sqlite: Session
+
     def __init__(self, path: Path, synchronous: str, inode: int, prefix: str = "") -> None:
         self._claimed = threading.Lock()
         self._user = 0
         self.closed = False
         self.idle_since = 0.0
         self.claim()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         with _gate:
-            self.lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            # One call of C: an exception from outside strikes before it or behind it, and loses no descriptor.
+            vars(self).update(zip(("lock",), map(os.open, (f"{path}-lock",), (flags,), (0o600,)), strict=True))
             _open.add(self)
+        # Also one, so that nothing can come between who is about to release and the release.
+        self.release: Callable[[], None] = partial(fcntl.flock, self.lock, fcntl.LOCK_UN)
         try:
             self.acquire()
             # It may have been moved since it was looked at. SQLite would make an empty one in its place, and with the
@@ -123,7 +138,11 @@ class Connection:
             self.sqlite.execute("pragma journal_size_limit = 67108864")
             self.release()
         except BaseException:
-            self._let_go()
+            try:
+                self._close_sqlite()
+            finally:
+                self.release()
+            self.drop()
             raise
 
     def _keep_a_log(self) -> None:
@@ -179,94 +198,73 @@ class Connection:
             "look for a stopped process that holds it."
         )
 
-    def release(self) -> None:
-        fcntl.flock(self.lock, fcntl.LOCK_UN)
-
     def close(self) -> None:
         if self.closed:
             return
-        # The last connection to close checkpoints, hence the lock.
-        with suppress(StoreUnavailable):
-            self.acquire()
-        self._let_go()
+        try:
+            # The last connection to close checkpoints, hence the lock.
+            with suppress(StoreUnavailable):
+                self.acquire()
+            self._close_sqlite()
+        finally:
+            self.release()
+        self.drop()
 
     def close_at_once(self) -> bool:
         """False where that would mean to wait for somebody who writes."""
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        self._let_go()
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self._close_sqlite()
+        finally:
+            self.release()
+        self.drop()
         return True
 
-    def _let_go(self) -> None:
+    def _close_sqlite(self) -> None:
         if hasattr(self, "sqlite"):
             self.sqlite.close()
-        self.release()
-        self.closed = True
-        os.close(self.lock)
+
+    def drop(self) -> None:
+        """Nothing is left of it but the handle on the lock file."""
+        self._close_lock()
         self.unclaim()
 
+    def _close_lock(self) -> None:
+        """Once: the number may be another file's by then."""
+        lock, self.lock, self.closed = self.lock, -1, True
+        os.close(lock)
 
-class Transaction:
-    """All or nothing, and nobody else writes meanwhile. A class, because every enqueue passes through it."""
+    def __del__(self) -> None:
+        """Nobody gave it back or closed it: an exception from outside struck whoever had it."""
+        if sys.is_finalizing() or vars(self).get("lock", -1) < 0 or self.closed:
+            return
+        _dropped.append((getattr(self, "sqlite", None), self.lock))
+        _close_dropped()
 
-    def __init__(self, connections: Connections, patient: bool) -> None:
-        self._connections = connections
-        self._connection = connections.take()
-        self._patient = patient
 
-    def __enter__(self) -> Session:
-        connection = self._connection
+_dropped: list[tuple[sqlite3.Connection | None, int]] = []
+
+
+def _close_dropped() -> None:
+    """As soon as nobody writes: the last connection to close checkpoints."""
+    for _ in range(len(_dropped)):
         try:
-            connection.acquire(self._patient)
-        except StoreUnavailable:
-            self._connections.give_back(connection)  # closing it would mean to queue up once more
-            raise
+            sqlite, lock = _dropped.pop()
+        except IndexError:
+            return
         try:
-            connection.sqlite.execute("begin immediate")
-        except BaseException as error:
-            self._fail(error)
-            raise
-        return connection.sqlite
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        connection = self._connection
-        if error is not None:
-            return self._fail(error)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _dropped.append((sqlite, lock))
+            continue
         try:
-            if connection.sqlite.in_transaction:
-                connection.sqlite.execute("commit")
-        except sqlite3.Error as failed:
-            self._undo(failed)
-            raise
-        except BaseException as failed:
-            self._fail(failed)
-            raise
-        connection.release()
-        return self._connections.give_back(connection)
-
-    def _undo(self, error: sqlite3.Error) -> None:
-        """The commit failed: stay connected, so that the next one writes over what it left in the log.
-
-        Whoever opened the file anew would read it as a commit, and later ones would build on it, while the disk may
-        never get it: Linux forgets what it could not sync.
-        """
-        connection = self._connection
-        with suppress(sqlite3.Error):
-            connection.sqlite.rollback()
-        if connection.sqlite.in_transaction:
-            return self._fail(error)
-        connection.release()
-        self._connections.give_back(connection)
-        return raise_translated(error)
-
-    def _fail(self, error: BaseException) -> None:
-        # A half-read cursor would keep a closed connection, and with it the write lock, alive: hence the roll-back.
-        with suppress(sqlite3.Error):
-            self._connection.sqlite.rollback()
-        self._connection.close()
-        raise_translated(error)
+            if sqlite is not None:
+                sqlite.close()
+        finally:
+            os.close(lock)
 
 
 class Connections:
@@ -292,9 +290,52 @@ class Connections:
             raise
         self.give_back(connection)
 
-    def transaction(self, *, patient: bool = False) -> Transaction:
-        """For writing."""
-        return Transaction(self, patient)
+    def write(self, work: Callable[[Session], T], *, patient: bool = False) -> T:
+        """Do the work in a transaction: all or nothing, and nobody else writes meanwhile.
+
+        In one frame, and what others need is given up by single calls of C at the beginning of a clause, which nothing
+        keeps from being made. A context manager would not do: an exception from outside can strike at the entry of its
+        `__exit__`, or behind its `__enter__`.
+        """
+        connection = self.take()
+        acquired = committing = False
+        whole = False  # it holds nothing, and others may use it
+        try:
+            try:
+                connection.acquire(patient)
+                acquired = True
+                connection.sqlite.execute("begin immediate")
+                answer = work(connection.sqlite)
+                committing = True
+                if connection.sqlite.in_transaction:
+                    connection.sqlite.execute("commit")
+                whole = True
+            except BaseException as error:
+                # A half-read cursor would keep a closed connection, and with it the write lock, alive.
+                try:
+                    connection.sqlite.rollback()
+                except sqlite3.Error:
+                    pass
+                # Where the commit failed, stay connected, so that the next one writes over what it left in the log.
+                # Whoever opened the file anew would read it as a commit, and later ones would build on it, while the
+                # disk may never get it: Linux forgets what it could not sync.
+                whole = not connection.sqlite.in_transaction and (
+                    not acquired or (committing and isinstance(error, sqlite3.Error))
+                )
+                if not whole:
+                    connection.sqlite.close()  # under the lock: it may checkpoint
+                raise
+        except BaseException as error:
+            connection.release()
+            if whole:
+                self.give_back(connection)
+            else:
+                connection.drop()
+            raise_translated(error)
+            raise
+        connection.release()
+        self.give_back(connection)
+        return answer
 
     def give_back(self, connection: Connection) -> None:
         connection.idle_since = now = time.monotonic()

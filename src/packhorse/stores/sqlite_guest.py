@@ -5,16 +5,18 @@ For tests whose transaction is never committed: nobody else sees what is in it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from packhorse.clock import Clock
 from packhorse.stores import sqlite_lent
 from packhorse.stores.contract import ProcessInfo, Retention
 from packhorse.stores.sql_store import SQLStore
 from packhorse.stores.sqlite import SQLiteStore
+
+T = TypeVar("T")
 
 
 class SQLiteGuest(SQLiteStore):
@@ -26,16 +28,14 @@ class SQLiteGuest(SQLiteStore):
         self._lent_by = connection
         self._one_at_a_time = RLock()
 
-    def _cursor(self) -> Any:
-        return self._session(writes=False)
-
-    def _transaction(self, *, patient: bool = False) -> Any:
-        return self._session(writes=True)
-
     @contextmanager
-    def _session(self, *, writes: bool) -> Iterator[sqlite_lent.LentSession]:
-        with self._one_at_a_time, sqlite_lent.session(self._lent_by, None, self.prefix, writes=writes) as c:
+    def _cursor(self) -> Iterator[Any]:
+        with self._one_at_a_time, sqlite_lent.session(self._lent_by, self.prefix) as c:
             yield c
+
+    def _write(self, work: Callable[[Any], T], *, patient: bool = False) -> T:
+        with self._one_at_a_time:
+            return sqlite_lent.stroke(self._lent_by, None, self.prefix, work)
 
     # What a store does besides, on connections and files of its own.
 
