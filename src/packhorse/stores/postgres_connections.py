@@ -114,6 +114,9 @@ class Connection(psycopg.Connection[Row]):
     backend: Backend | None = None  # None behind a pooler, where it may be another in each transaction
     pooled = False
 
+    def __del__(self, *_: object) -> None:
+        """Where an exception from outside struck whoever had it, the line is closed with what stands for it here."""
+
     @cached_property
     def single(self) -> psycopg.RawCursor[Row]:
         """For who says one statement: to make a cursor takes a while."""

@@ -197,6 +197,10 @@ def _borrowed(lent: object, loop: asyncio.AbstractEventLoop | None) -> Iterator[
         try:
             yield theirs, Guest(line)
         finally:
+            if line.pipeline_status != pq.PipelineStatus.OFF or line.transaction_status == pq.TransactionStatus.ACTIVE:
+                # An exception from outside struck in the midst of it. What the caller did in this transaction is undone
+                # by the server, as it is when a line breaks: nobody could say what was written of ours.
+                line.finish()
             if pipelined and line.status == pq.ConnStatus.OK:
                 line.enter_pipeline_mode()
     finally:
