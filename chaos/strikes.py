@@ -20,21 +20,32 @@ class Struck(BaseException):
     """What nobody handles, as KeyboardInterrupt."""
 
 
-def struck_at(place: int, work: Callable[[], object], error: type[BaseException] = Struck) -> BaseException | None:
-    """Do the work, and raise the error at the n-th place, from 0; what came out of it then.
+class Swallowed(Exception):
+    """What was raised at a place did not come out."""
 
-    None where it ended before. What came out is not always the error: some cleaning up after it may have failed too.
+
+def _raise() -> None:
+    raise Struck
+
+
+def struck_at(
+    place: int, work: Callable[[], object], raise_it: Callable[[], object] = _raise, within: str = ""
+) -> BaseException | None:
+    """Do the work, and raise something at the n-th place, from 0, or let another thread; what came out of it then.
+
+    None where it ended before. What came out is not always what was raised: cleaning up after it may have failed too.
     """
     left = place
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         nonlocal left
         looks = event == "c_return" or (event == "call" and frame.f_lasti <= _entry(frame.f_code))
-        if looks and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
+        module = frame.f_globals.get("__name__", "")
+        if looks and (module.startswith(within) if within else module.partition(".")[0] in OURS):
             left -= 1
             if left < 0:
                 sys.setprofile(None)
-                raise error
+                raise_it()
 
     sys.setprofile(look)
     try:
@@ -45,8 +56,8 @@ def struck_at(place: int, work: Callable[[], object], error: type[BaseException]
         return raised
     finally:
         sys.setprofile(None)
-    if left < 0:  # it is lost
-        raise AssertionError(f"what was raised at place {place} was swallowed")
+    if left < 0:
+        raise Swallowed(place)
     return None
 
 

@@ -9,10 +9,11 @@ from typing import Any
 from unittest.mock import patch as mock_patch
 
 from packhorse import outcome as outcomes
+from packhorse.interrupting import Guard
 from packhorse.job import JobState, Token
 from packhorse.runtime import dispatcher, orphans, process, slots, supervisor, worker
 from packhorse.steps import Steps
-from packhorse.stores import contract, memory, sql_store, sqlite, sqlite_exchange
+from packhorse.stores import contract, memory, sql_store, sqlite, sqlite_connections, sqlite_exchange
 from packhorse.stores import sql_admission as sqlite_admission
 from packhorse.stores import sql_gates as sqlite_gates
 from packhorse.stores import sql_schedules as sqlite_schedules
@@ -598,6 +599,43 @@ def moments_pass_without_a_job(patches: Patches) -> None:
 
     patches.set(MemoryStore, "tick", in_memory)
     patches.set(sqlite_schedules, "tick", in_sqlite)
+
+
+# Exceptions from outside.
+
+
+@mutant(*SQLITE, shown_by="an_exception_strikes_anywhere_in_a_write")
+def the_lock_is_taken_outside_its_guard(patches: Patches) -> None:
+    """An exception that strikes right behind the lock leaves it taken."""
+
+    def write(self: Any, work: Any, *, patient: bool = False) -> Any:
+        connection = self.take()
+        connection.acquire(patient)
+        try:
+            connection.sqlite.execute("begin immediate")
+            answer = work(connection.sqlite)
+            if connection.sqlite.in_transaction:
+                connection.sqlite.execute("commit")
+        except BaseException as error:
+            connection.sqlite.rollback()
+            connection.close()
+            sqlite_connections.raise_translated(error)
+            raise
+        connection.release()
+        self.give_back(connection)
+        return answer
+
+    patches.set(sqlite_connections.Connections, "write", write)
+
+
+@mutant(shown_by="a_timeout_comes_in_the_midst_of_a_call")
+def timeouts_strike_inside_the_store(patches: Patches) -> None:
+    """Wherever a thread is just then, an interruption is raised."""
+
+    def interrupt(self: Any, whom: object, error: type[BaseException]) -> bool:
+        return bool(self._raise(whom, error))
+
+    patches.set(Guard, "interrupt", interrupt)
 
 
 # In processes of their own.

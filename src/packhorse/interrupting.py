@@ -96,11 +96,15 @@ class Guard:
         return self._note is not None or self._raised is not None
 
     def forget(self) -> None:
-        """Nobody is there any more for whom what is noted or on its way was meant."""
+        """Nobody is there any more for whom what is noted or on its way was meant. What is on its way strikes here.
+
+        It is not called back, as PyThreadState_SetAsyncExc can: that leaves Python 3.11 looking for one at every step,
+        and for ever at the first where it is profiled.
+        """
         self._note = None
         if self._raised is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
             self._raised = None
+            _let_it_strike()
 
     def deliver(self) -> None:
         """Raise what was put off, unless more of ours is under way."""

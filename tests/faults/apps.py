@@ -322,7 +322,7 @@ def _late(app: Packhorse, ledger: Ledger) -> None:
             time.sleep(HOLD_AT_MOST)
 
         @app.task(name=f"{prefix}late_in_store", timeout=0.5, isolate=isolate)
-        def late_in_store(key: str) -> str:
+        def late_in_store(key: str) -> None:
             """Its step takes longer to be written than it may run itself."""
             ledger.write(key, "start")
             try:

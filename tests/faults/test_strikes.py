@@ -25,7 +25,7 @@ from packhorse.stores import Store, open_store, sqlite_connections
 from packhorse.stores.contract import Entry
 from packhorse.stores.postgres import PostgresStore
 from packhorse.stores.sqlite import SQLiteStore
-from packhorse.testing.contract.helpers import Worker, job, succeeded
+from packhorse.testing.contract.helpers import Worker, job, new_nonce, succeeded
 from tests.contract.stores import quick_folder
 from tests.servers.postgres import Server
 from tests.waiting import wait_until
@@ -81,7 +81,8 @@ class Struck:
     def exchange(self) -> Call:
         done = succeeded(self.claimed())
         self.store.insert([job(self.new())])
-        return lambda: self.store.exchange(self.worker.id, 7, [done], EVERYTHING, 1)
+        nonce = new_nonce()
+        return lambda: self.store.exchange(self.worker.id, nonce, [done], EVERYTHING, 1)
 
     def enqueue_on_a_borrowed_connection(self) -> Call:
         new = job(self.new())

@@ -44,7 +44,7 @@ class Seat(Guard):
             self.rise()
 
     def rise(self) -> None:
-        """The task is over. An interruption may still strike in here, and must not strike after it."""
+        """The task is over. An interruption that is on its way strikes in here, and none after it."""
         while self.token is not None or self.is_expecting:
             try:
                 with self._lock:
