@@ -48,7 +48,6 @@ def struck_at(
                 sys.setprofile(None)
                 raise_it()
 
-    gc.collect()
     gc.disable()  # what it calls is no part of the work, and nobody hears of what is raised there
     sys.setprofile(look)
     try:

@@ -158,7 +158,8 @@ CALLS = (
     "exchange",
     "enqueue_on_a_borrowed_connection",
 )
-QUICK = {"sqlite": 5, "postgres": 19}  # every so-manieth place, in each run
+SOME = {"sqlite": 5, "postgres": 19}  # every so-manieth place, in each run
+ALL = {"sqlite": 1, "postgres": 3}
 
 
 # Of generators of psycopg's, which find their line closed.
@@ -173,7 +174,8 @@ def test_nothing_stays_behind_wherever_a_call_is_struck(struck: Struck, call: st
     descriptors = open_descriptors()
     kind = "sqlite" if isinstance(struck.store, SQLiteStore) else "postgres"
     places = 0
-    for place in itertools.count(0, (1 if stride == "all" else QUICK[kind]) * (20 if "many" in call else 1)):
+    step = (ALL if stride == "all" else SOME)[kind] * (20 if "many" in call else 1)
+    for place in itertools.count(0, step):
         work = make()
         raised = struck_at(place, work)  # is alive until the next
         try:
