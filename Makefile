@@ -3,6 +3,7 @@ VENV ?= .venv
 STORE ?= sqlite
 MINUTES ?= 10
 SEEDS ?= 10000
+TIMEOUTS ?= 20000
 ARGS ?=
 CASES ?= not thorough
 DJANGOS ?=
@@ -53,8 +54,9 @@ check: $(VENV)/.stamp-dev ## format, lint, types and the fast tests, in under a 
 bench: $(VENV)/.stamp-dev ## measure: make bench STORE=sqlite ARGS=--json, or STORE=postgres
 	$(PY) -m bench --store $(STORE) $(ARGS)
 
-chaos: $(VENV)/.stamp-dev ## simulate, then do harm to real workers: make chaos STORE=sqlite MINUTES=10 SEEDS=10000
+chaos: $(VENV)/.stamp-dev ## simulate, then do harm to real workers: make chaos STORE=sqlite MINUTES=10 SEEDS=10000 TIMEOUTS=20000
 	$(PY) -m simulation --seeds $(SEEDS) --processes 2
+	$(PY) -m chaos.timeouts --store $(STORE) --count $(TIMEOUTS)
 	$(PY) -m chaos --store $(STORE) --minutes $(MINUTES) $(ARGS)
 
 pins: $(VENV)/.stamp-run ## bring requirements/dev.txt up to date

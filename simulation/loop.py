@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from packhorse.clock import SECOND
-from packhorse.job import Token
 from packhorse.runtime.seats import Seat
 from simulation.kernel import Kernel, Killed, Owner, Thread
 
@@ -131,8 +130,8 @@ def seats(kernel: Kernel) -> type[Seat]:
             self.token = None
             self._sitting.error = None
 
-        def interrupt(self, token: Token, error: type[BaseException]) -> bool:
-            if self.token != token:
+        def interrupt(self, whom: object, error: type[BaseException]) -> bool:
+            if self.token != whom:
                 return False
             self._sitting.error = error()
             return True

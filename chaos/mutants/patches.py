@@ -9,10 +9,11 @@ from typing import Any
 from unittest.mock import patch as mock_patch
 
 from packhorse import outcome as outcomes
+from packhorse.interrupting import Guard
 from packhorse.job import JobState, Token
 from packhorse.runtime import dispatcher, orphans, process, slots, supervisor, worker
 from packhorse.steps import Steps
-from packhorse.stores import contract, memory, sql_store, sqlite, sqlite_exchange
+from packhorse.stores import contract, memory, sql_store, sqlite, sqlite_connections, sqlite_exchange
 from packhorse.stores import sql_admission as sqlite_admission
 from packhorse.stores import sql_gates as sqlite_gates
 from packhorse.stores import sql_schedules as sqlite_schedules
@@ -191,8 +192,7 @@ def epoch_is_reset_on_release(patches: Patches) -> None:
 
     def in_sqlite(self: Any, process: bytes) -> None:
         leave_sqlite(self, process)
-        with self._transaction() as c:
-            c.execute("update job set epoch = 0 where state = 3")
+        self._write(lambda c: c.execute("update job set epoch = 0 where state = 3"))
 
     patches.set(MemoryStore, "leave", in_memory)
     patches.set(SQLiteStore, "leave", in_sqlite)
@@ -211,10 +211,10 @@ def double_release(patches: Patches) -> None:
         return exchange_memory(self, process, nonce, given, *rest, **named)
 
     def in_sqlite(self: Any, process: bytes, nonce: int, given: Any, *rest: Any, **named: Any) -> Any:
-        with self._transaction() as c:
-            for it in given:
-                if it.state is JobState.READY:
-                    c.execute("update job set state = 3 where state = 4 and id = ?", (it.token.id,))
+        back = "update job set state = 3 where state = 4 and id = ?"
+        for it in given:
+            if it.state is JobState.READY:
+                self._write(lambda c, it=it: c.execute(back, (it.token.id,)))
         return exchange_sqlite(self, process, nonce, given, *rest, **named)
 
     patches.set(MemoryStore, "exchange", in_memory)
@@ -462,8 +462,7 @@ def leaving_keeps_what_it_held(patches: Patches) -> None:
     patches.set(MemoryStore, "leave", lambda self, process: self._processes.pop(process, None))
 
     def leave(self: Any, process: bytes) -> None:
-        with self._transaction() as c:
-            c.execute("delete from process where id = ?", (process,))
+        self._write(lambda c: c.execute("delete from process where id = ?", (process,)))
 
     patches.set(SQLiteStore, "leave", leave)
 
@@ -619,6 +618,43 @@ def moments_pass_without_a_job(patches: Patches) -> None:
 
     patches.set(MemoryStore, "tick", in_memory)
     patches.set(sqlite_schedules, "tick", in_sqlite)
+
+
+# Exceptions from outside.
+
+
+@mutant(*SQLITE, shown_by="an_exception_strikes_anywhere_in_a_write")
+def the_lock_is_taken_outside_its_guard(patches: Patches) -> None:
+    """An exception that strikes right behind the lock leaves it taken."""
+
+    def write(self: Any, work: Any, *, patient: bool = False) -> Any:
+        connection = self.take()
+        connection.acquire(patient)
+        try:
+            connection.sqlite.execute("begin immediate")
+            answer = work(connection.sqlite)
+            if connection.sqlite.in_transaction:
+                connection.sqlite.execute("commit")
+        except BaseException as error:
+            connection.sqlite.rollback()
+            connection.close()
+            sqlite_connections.raise_translated(error)
+            raise
+        connection.release()
+        self.give_back(connection)
+        return answer
+
+    patches.set(sqlite_connections.Connections, "write", write)
+
+
+@mutant(shown_by="a_timeout_comes_in_the_midst_of_a_call")
+def timeouts_strike_inside_the_store(patches: Patches) -> None:
+    """Wherever a thread is just then, an interruption is raised."""
+
+    def interrupt(self: Any, whom: object, error: type[BaseException]) -> bool:
+        return bool(self._raise(whom, error))
+
+    patches.set(Guard, "interrupt", interrupt)
 
 
 # In processes of their own.

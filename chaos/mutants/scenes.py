@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from chaos.history import FATAL, SECOND, STRICT, Effect, Span
+from chaos.history import FATAL, SECOND, STRICT, Ack, Effect, Span
 from chaos.mutants.stage import FAILURES, LEASE, TREE_BOUND, Hand, Killed, Stage
-from packhorse import Flow
-from packhorse.job import Claim
+from chaos.strikes import Swallowed, struck_at
+from packhorse import Flow, TimedOut
+from packhorse.ids import new_id, to_text
+from packhorse.job import Claim, Token
 from packhorse.moments import every
 from packhorse.outcome import Outcome
 from packhorse.queues import EVERYTHING
 from packhorse.runtime.dispatcher import Dispatcher
 from packhorse.runtime.orphans import Death
+from packhorse.runtime.seats import Seat
+from packhorse.stores.sqlite import SQLiteStore
 
 Scene = Callable[[Stage], None]
 SCENES: dict[str, Scene] = {}
@@ -538,3 +547,58 @@ def every_moment_gets_its_job(stage: Stage) -> None:
     last = first + (stage.clock.now() - first) // (10 * SECOND) * 10 * SECOND
     stage.schedules["often"] = Span(first, last, 10 * SECOND)
     stage.settle()
+
+
+# Exceptions from outside.
+
+
+@scene
+def a_timeout_comes_in_the_midst_of_a_call(stage: Stage) -> None:
+    """Whatever the store is doing for a task then, it does to its end, and the task meets the timeout after that."""
+    seat = Seat()
+    for place in itertools.count(step=3):
+        token = Token(b"", place, new_id(), 1)
+
+        def time_is_up(token: Token = token) -> None:
+            asking = threading.Thread(target=seat.interrupt, args=(token, TimedOut))
+            asking.start()
+            asking.join()
+
+        job = stage.app.tasks["plain"].call(f"job-{place}").new_job(new_id())
+        insert = partial(seat.call, token, stage.store.insert, [job])
+        stage.acks.append(Ack(to_text(job.id), "plain", stage.now(), 1))
+        try:
+            met = struck_at(place, insert, time_is_up, within="packhorse.stores")
+        except Swallowed:
+            stage.leftovers.append("a timeout was lost")
+            break
+        if met is None:
+            break
+        if not isinstance(met, TimedOut):
+            stage.leftovers.append(f"a timeout came out as {met!r}")
+    hand = stage.hand()
+    hand.work(place)
+    stage.settle()
+
+
+@scene
+def an_exception_strikes_anywhere_in_a_write(stage: Stage) -> None:
+    """A stranger's, that nobody puts off. Whoever has it in hands must not have the lock with it."""
+    if not isinstance(stage.store, SQLiteStore):
+        return
+    stage.store.signal("nobody", b"", 1)  # it is made ready
+    lock = os.open(f"{stage.store.path}-lock", os.O_RDWR)
+    try:
+        for place in itertools.count():
+            raised = struck_at(place, lambda: stage.store.signal("nobody", b"", 1))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                stage.leftovers.append(f"the lock is held by nobody, after an exception at place {place}")
+                break
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            if raised is None:
+                break
+    finally:
+        raised = None  # and with it what it holds
+        os.close(lock)

@@ -314,10 +314,8 @@ class Stage:
             job = self.store._jobs[raw]
             job.state, job.token, job.epoch = JobState.READY, None, job.epoch - 1
         else:
-            with self.store._transaction() as c:
-                c.execute(
-                    "update job set state = 3, process = null, nonce = null, epoch = epoch - 1 where id = ?", (raw,)
-                )
+            forget = "update job set state = 3, process = null, nonce = null, epoch = epoch - 1 where id = ?"
+            self.store._write(lambda c: c.execute(forget, (raw,)))
 
     # Who acts.
 

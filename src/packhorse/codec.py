@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from packhorse.errors import ConfigError, PayloadError
+from packhorse.errors import ConfigError, PayloadError, TimedOut
 from packhorse.masking import Secret
 
 MARK = "!"
@@ -213,6 +213,8 @@ class Codec:
             data = self._untag(data)
         try:
             return tag.decode(data)
+        except TimedOut:
+            raise
         except Exception as error:  # an application's decode may raise anything
             raise PayloadError(f"A {tag.name} cannot be decoded: {type(error).__name__}.") from None
 
@@ -328,6 +330,8 @@ class _Writer:
             raise
         except PayloadError as error:
             raise _Unstorable(str(error)) from None
+        except TimedOut:
+            raise
         except Exception as error:  # an application's encode may raise anything
             raise _Unstorable(f"a {tag.name} cannot be encoded: {type(error).__name__}.") from None
         if not tag.name:

@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from packhorse.errors import ConfigError
 from packhorse.forks import guarded
+from packhorse.interrupting import uninterrupted
 from packhorse.job import Failure
 
 log = logging.getLogger("packhorse.events")
@@ -92,6 +93,7 @@ class Events:
         self._subscribers.append((wanted, subscriber))
         self._wanted |= wanted
 
+    @uninterrupted
     def tell(self, event: Event) -> None:
         """Never raises, and never waits for a subscriber."""
         if event.kind not in self._wanted:  # it must not push out what somebody waits for

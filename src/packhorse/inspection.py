@@ -13,7 +13,7 @@ from packhorse.clock import to_datetime
 from packhorse.codec import Arguments
 from packhorse.context import Progress
 from packhorse.control import check_limit_key, known_id
-from packhorse.errors import JobNotFound, PayloadError
+from packhorse.errors import JobNotFound, PayloadError, TimedOut
 from packhorse.hops import hopping, hopping_each
 from packhorse.ids import from_text, to_text
 from packhorse.job import Job, JobState, StoredJob
@@ -293,7 +293,7 @@ class Inspection:
 def _decoded(codec: ForeignCodec, data: bytes) -> Any:
     try:
         return codec.decode(data)
-    except PayloadError:
+    except (PayloadError, TimedOut):
         raise
     except Exception as error:
         raise PayloadError(f"the task's own codec raised {type(error).__name__}") from None

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from packhorse.clock import SECOND, length
-from packhorse.errors import ConfigError, PayloadError
+from packhorse.errors import ConfigError, PayloadError, TimedOut
 from packhorse.queues import check_name
 
 KEY_CAP = 200
@@ -379,6 +379,8 @@ def _several(given: Any) -> tuple[Any, ...]:
 def _key_of(key: Key, group: str, arguments: Mapping[str, Any], what: str) -> str | None:
     try:
         value = key.format_map(arguments) if isinstance(key, str) else key(**arguments) if key is not None else ""
+    except TimedOut:
+        raise
     except Exception as error:
         raise PayloadError(
             f"The key of a {what} could not be made from the arguments: {type(error).__name__}."

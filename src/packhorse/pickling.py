@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from packhorse.errors import ConfigError, PayloadError
+from packhorse.errors import ConfigError, PayloadError, TimedOut
 
 
 class PickleCodec:
@@ -28,6 +28,8 @@ class PickleCodec:
     def encode(self, value: Any) -> bytes:
         try:
             return pickle.dumps(value, self._protocol)
+        except TimedOut:
+            raise
         except Exception as error:  # a value's own methods may raise anything; its text may quote what is secret
             raise PayloadError(f"It cannot be pickled ({type(error).__name__}).") from None
 
@@ -35,5 +37,7 @@ class PickleCodec:
         """Given what was verified, and nothing else."""
         try:
             return pickle.loads(data)
+        except TimedOut:
+            raise
         except Exception as error:
             raise PayloadError(f"It cannot be unpickled ({type(error).__name__}).") from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 from packhorse.clock import to_datetime
 from packhorse.context import MOMENT
 from packhorse.control import TEXT_CAP, me
-from packhorse.errors import ConfigError, PackhorseError, ScheduleNotFound, StoreError
+from packhorse.errors import ConfigError, PackhorseError, ScheduleNotFound, StoreError, TimedOut
 from packhorse.handle import JobHandle
 from packhorse.hops import hopping, hopping_each
 from packhorse.ids import new_id, to_text
@@ -356,6 +356,8 @@ class Schedules:
                 return opened.body == call.encoded.body
             args, kwargs, _ = it.task.as_sent(opened)
             return bool((args, kwargs) == ([*it.args], {**it.kwargs}))
+        except TimedOut:
+            raise
         except Exception:  # it was sealed otherwise, or its values cannot be compared
             return False
 

@@ -23,7 +23,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NewType, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from packhorse.errors import ConfigError, PayloadError
+from packhorse.errors import ConfigError, PayloadError, TimedOut
 
 PATH_CAP = 200
 NAME_CAP = 80
@@ -271,6 +271,8 @@ class _Member(_Exact):
                 return member
         except RecursionError:
             misfit = _too_deep()
+        except TimedOut:
+            raise
         except Exception:
             pass
         raise misfit or _Misfit(f"the stored data is no value of {self.name}.")
@@ -322,6 +324,8 @@ class _Record(_Exact):
             raise
         try:
             return self._kind(**values)
+        except TimedOut:
+            raise
         except Exception as error:
             misfit = _because(f"the stored data makes no {self.name}", error)
         raise misfit
@@ -357,6 +361,8 @@ class _Struct(_Exact):
             data = self._msgspec.to_builtins(value, builtin_types=_CARRIED)
             # A Struct takes any values for its fields; only reading them back shows that they fit.
             self._convert(data)
+        except TimedOut:
+            raise
         except Exception as error:
             misfit = self._misfit(f"msgspec could not read this {self.name} back", error)
         else:
@@ -366,6 +372,8 @@ class _Struct(_Exact):
     def load(self, data: Any) -> Any:
         try:
             return self._convert(data)
+        except TimedOut:
+            raise
         except Exception as error:
             misfit = self._misfit(f"the stored data makes no {self.name}", error)
         raise misfit
@@ -407,6 +415,8 @@ class _Items(Shape):
         items = _in_order(repeat(self._item.load), data)
         try:
             return self._make(items)
+        except TimedOut:
+            raise
         except Exception as error:
             misfit = _because(f"the stored data makes no {self.name}", error)
         raise misfit
@@ -656,6 +666,8 @@ class _Compiler:
         self._aliases |= {alias}
         try:
             value = alias.__value__
+        except TimedOut:
+            raise
         except Exception:
             raise _Unresolved from None
         return _substituted(value, _variables(alias.__type_params__, arguments))
@@ -734,6 +746,8 @@ def _hints(thing: Any) -> dict[str, Any]:
     # Resolving an annotation runs it, so it can fail in any way.
     try:
         return get_type_hints(thing)
+    except TimedOut:
+        raise
     except Exception:
         raise _Unresolved from None
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Se
 from packhorse.clock import length, to_microseconds
 from packhorse.codec import Arguments, Codec, Encoded
 from packhorse.context import Context, entered, in_place, performing
-from packhorse.errors import ConfigError, PayloadError
+from packhorse.errors import ConfigError, PayloadError, TimedOut
 from packhorse.ids import child_id, new_id, to_text
 from packhorse.job import JobState, Need, NewJob, Parent
 from packhorse.limits import FREE, TO_COME, Limit, NotYetKnown, Rate, Rules, Terms, Unique, make_rules
@@ -331,7 +331,7 @@ def unpack_foreign(task: BaseTask[..., Any], body: bytes, codec: Codec, typed: b
     try:
         args, kwargs = task.stored.codec.decode(body[4 : 4 + size])
         return Arguments(list(args), dict(kwargs), metadata)
-    except PayloadError:
+    except (PayloadError, TimedOut):
         raise
     except Exception as error:
         raise PayloadError(f"The task's own codec raised {type(error).__name__}.") from None
@@ -503,6 +503,8 @@ class BaseTask(Generic[P, R_co]):
             ordered = {name: arguments[name] for name in self._signature.parameters if name in arguments}
             bound = inspect.BoundArguments(self._signature, OrderedDict(ordered))
             return list(bound.args), bound.kwargs
+        except TimedOut:
+            raise
         except Exception as error:
             raise PayloadError(f"Merging the arguments raised {type(error).__name__}.") from None
 
@@ -530,6 +532,8 @@ class BaseTask(Generic[P, R_co]):
         try:
             new_args, new_kwargs = self.stored.upgrade(version, args, kwargs)
             return list(new_args), dict(new_kwargs)
+        except TimedOut:
+            raise
         except Exception as error:
             raise PayloadError(f"Upgrading from payload version {version} raised {type(error).__name__}.") from None
 

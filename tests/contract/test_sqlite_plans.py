@@ -24,8 +24,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteStor
     if request.param == "full and analyzed":
         fill(store)
     if request.param != "never analyzed":
-        with store._connections.transaction() as c:
-            c.execute("analyze")
+        store._connections.write(lambda c: c.execute("analyze"))
     yield store
     store.close()
 

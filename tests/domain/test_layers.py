@@ -15,8 +15,8 @@ LAYERS = {
     "use cases": "app config context control doctor events flow handle hooks inspection lending middleware reporters"
     " runtime scheduling steps task varying waiting",
     "stores": "stores",
-    "domain": "clock codec crontab errors failpoints forks hops ids job limits logs masking moments outcome pickling"
-    " queues retry schedule seals shapes signing zones",
+    "domain": "clock codec crontab errors failpoints forks hops ids interrupting job limits logs masking moments"
+    " outcome pickling queues retry schedule seals shapes signing zones",
 }
 LAYER_OF = {module: layer for layer, modules in LAYERS.items() for module in modules.split()}
 HEIGHT = {layer: height for height, layer in enumerate(reversed(LAYERS))}

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from packhorse import Context, Packhorse, failpoints, limit, unique
+from packhorse import Context, Packhorse, TimedOut, current_context, failpoints, limit, unique
 from packhorse.clock import to_microseconds
 from tests.faults.forking import add_forking
 
@@ -325,6 +325,17 @@ def _late(app: Packhorse, ledger: Ledger) -> None:
         async def blocking_late(key: str) -> None:
             ledger.write(key, "start")
             time.sleep(HOLD_AT_MOST)
+
+        @app.task(name=f"{prefix}late_in_store", timeout=0.5, isolate=isolate)
+        def late_in_store(key: str) -> None:
+            """Its step takes longer to be written than it may run itself."""
+            ledger.write(key, "start")
+            try:
+                current_context().step("one", lambda: 1)
+                ledger.hold(key)
+            except TimedOut:
+                current_context().step("two", lambda: 2)
+                raise
 
     @app.task(name="asleep_late", timeout=0.5)
     def asleep_late(key: str) -> None:

@@ -36,6 +36,25 @@ def test_a_task_past_its_timeout_is_interrupted(place: Place, task: str):
     place.check([id, after], others=[id])
 
 
+@pytest.mark.parametrize("task", ["late_in_store", "isolated_late_in_store"])
+def test_a_timeout_inside_a_step_comes_when_that_is_written(place: Place, task: str):
+    """The task meets it once, and the store holds nobody up: not the task itself, while it cleans up, and no other."""
+    place.settings["ending_timeout"] = 60.0
+    id = place.enqueue(task, "late")
+    workers = place.workers(failpoints="record.before_commit=sleep(1.5)")
+    job = place.wait_state(id, "failed")
+    assert job.failure is not None
+    assert job.failure.kind is FailureKind.TIMEOUT
+    assert {step.name for step in place.app.inspection.steps(id)} == {"one", "two"}
+    place.app.close()
+    after = [place.enqueue(name, f"after-{name}") for name in ("note", "isolated_note")]
+    for one in after:
+        place.wait_state(one, "succeeded")
+    assert len(workers.pids("worker")) == 1
+    assert workers.stop() == 0
+    place.check([id, *after], others=[id])
+
+
 @pytest.mark.parametrize("task", ["late_once", "isolated_late_once"])
 def test_a_timeout_follows_the_retry_policy(place: Place, task: str):
     place.settings["ending_timeout"] = 60.0

@@ -47,9 +47,12 @@ def enrolled(app: Packhorse, role: str = "worker", queues: str = "*", lease: flo
 
 def aged(app: Packhorse, seconds: int) -> None:
     """As if all jobs had been made so much earlier."""
-    with app.store._transaction() as c:  # type: ignore[attr-defined]
+
+    def age(c: Any) -> None:
         c.execute("update payload set created_at = created_at - ?", (seconds * SECOND,))
         c.execute("update job set run_at = run_at - ?, order_key = order_key - ?", (seconds * SECOND, seconds * SECOND))
+
+    app.store._write(age)  # type: ignore[attr-defined]
 
 
 def test_a_healthy_store_has_no_trouble(app: Packhorse, packhorse: Run):
@@ -188,8 +191,7 @@ def test_jobs_whose_process_is_gone(app: Packhorse):
     app.tasks["busy_shop.double"].enqueue(1)
     app.store.exchange(enrolled(app), 1, [], EVERYTHING, 1)
     assert about(app, "orphans")[0].level is Level.OK
-    with app.store._transaction() as c:  # type: ignore[attr-defined]
-        c.execute("update process set lease_until = 0")
+    app.store._write(lambda c: c.execute("update process set lease_until = 0"))  # type: ignore[attr-defined]
     [finding] = about(app, "orphans")
     assert finding.level is Level.PROBLEM
     assert "1 of 1 running job" in finding.text

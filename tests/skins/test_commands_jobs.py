@@ -78,8 +78,8 @@ def test_age_counts_from_the_end_of_finished_jobs_and_from_the_making_of_others(
     assert listed(packhorse, "--older-than", "1h") == []
     assert listed(packhorse, "--older-than", "0s") == [paid, ready]
     assert listed(packhorse, "--state", "failed", "--older-than", "0s") == [paid]
-    with app.store._transaction() as c:  # type: ignore[attr-defined]
-        c.execute("update payload set created_at = created_at - 7200000000")  # two hours
+    older = "update payload set created_at = created_at - 7200000000"  # two hours
+    app.store._write(lambda c: c.execute(older))  # type: ignore[attr-defined]
     assert listed(packhorse, "--state", "failed", "--newer-than", "1h") == [paid]
     assert listed(packhorse, "--state", "ready", "--newer-than", "1h") == []
     assert listed(packhorse, "--state", "ready", "--newer-than", "1h30m") == []

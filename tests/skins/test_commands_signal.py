@@ -89,10 +89,10 @@ def test_hostile_entries_are_not_believed(app: Packhorse, packhorse: Run):
         job = waiting(app, 4)
         app.signal("approved:4")
         job.result(20)
-    with app.store._connections.transaction() as c:  # type: ignore[attr-defined]
-        write = "insert into entry (id, kind, name, data) values (?, ?, ?, ?)"
-        for kind, name, data in (Entry("step", HOSTILE, b"x"), ("signal", 7, 7), ("step", b"\xff", b"")):
-            c.execute(write, (job._raw_id, kind, name, data))
+    hostile = (Entry("step", HOSTILE, b"x"), ("signal", 7, 7), ("step", b"\xff", b""))
+    rows = [(job._raw_id, kind, name, data) for kind, name, data in hostile]
+    write = "insert into entry (id, kind, name, data) values (?, ?, ?, ?)"
+    app.store._connections.write(lambda c: c.executemany(write, rows))  # type: ignore[attr-defined]
     ran = packhorse("jobs", "show", job.id, "--app", "patient_shop")
     assert ran.exit_code == 0, ran.output
     assert "steps     cannot be shown: " in ran.output

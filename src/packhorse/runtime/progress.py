@@ -9,6 +9,7 @@ from packhorse.app import Packhorse
 from packhorse.context import Progress
 from packhorse.errors import StoreError
 from packhorse.inspection import PROGRESS, encode_progress
+from packhorse.interrupting import uninterrupted
 from packhorse.job import MESSAGE_CAP, Claim, Token, storable
 from packhorse.stores.contract import Entry
 
@@ -28,6 +29,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
+    @uninterrupted
     def note(self, claim: Claim, progress: Progress) -> None:
         self._newest[claim.token] = progress
         if not self._changed.is_set():

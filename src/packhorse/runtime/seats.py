@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
-import threading
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
 from packhorse import forks
 from packhorse.errors import Interrupted, TimedOut
+from packhorse.interrupting import Guard
 from packhorse.job import Token
 
 
@@ -26,16 +25,18 @@ class Why(StrEnum):
         return TimedOut if self is Why.TIMEOUT else Interrupted
 
 
-class Seat:
+class Seat(Guard):
     """Where one thread performs its jobs. Whoever interrupts meets the task or nobody, never the code around it."""
 
-    __slots__ = ("_lock", "_raised", "_thread", "token")
+    __slots__ = ("token",)
 
     def __init__(self) -> None:
+        super().__init__()
         self.token: Token | None = None
-        self._thread = ctypes.c_ulong(threading.get_ident())
-        self._lock = threading.Lock()
-        self._raised = False
+
+    @property
+    def whom(self) -> Token | None:
+        return self.token
 
     def call(self, token: Token, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self.token = token
@@ -48,22 +49,15 @@ class Seat:
             self.rise()
 
     def rise(self) -> None:
-        """The task is over. An interruption may still strike in here, and must not strike after it."""
-        while self.token is not None or self._raised:
+        """The task is over. An interruption that is on its way strikes in here, and none after it."""
+        while self.token is not None or self.is_expecting:
             try:
                 with self._lock:
                     self.token = None
-                    if self._raised:
-                        ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, None)
-                        self._raised = False
+                    self.forget()
             except (TimedOut, Interrupted):
                 continue
 
-    def interrupt(self, token: Token, error: type[BaseException]) -> bool:
+    def interrupt(self, whom: object, error: type[BaseException]) -> bool:
         """False where the thread performs something else by now."""
-        with self._lock:
-            if self.token != token:
-                return False
-            self._raised = True
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, ctypes.py_object(error))
-            return True
+        return whom is not None and super().interrupt(whom, error)

@@ -222,6 +222,7 @@ class Slots:
         ident = threading.get_ident()
         if ident not in self._seats:
             self._seats[ident] = Seat()
+        self._seats[ident].sit()
         return self._seats[ident]
 
     def close(self) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packhorse.errors import ConfigError
+from packhorse.interrupting import guard_methods
 from packhorse.job import Claim, JobState, NewJob, StoredJob, Token, stopped_reason
 from packhorse.limits import Pace
 from packhorse.outcome import Outcome, go_back, heed, release, stop
@@ -424,6 +425,10 @@ class Lent(ABC):
     caller's. Where the connection is in no transaction and opens none by itself, each stroke is one.
     """
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        guard_methods(Lent, cls)
+
     @abstractmethod
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
         """As `Store.insert`."""
@@ -447,6 +452,11 @@ class Store(ABC):
     url: str
     shared = True  # False where each process has a store of its own
     batches_at_once = 1  # more where nobody has to wait while many jobs are inserted, and that is quicker
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """A task is interrupted before or after what a store does for it, and never in the midst of that."""
+        super().__init_subclass__(**more)
+        guard_methods(Store, cls)
 
     # Hot: each one batched round trip and at most one commit.
 

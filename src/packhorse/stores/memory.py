@@ -167,6 +167,14 @@ class _Process:
         return self.lease_until - clock.ticks() if self.boot == clock.boot() else 0
 
 
+class _Changed(type(threading.RLock())):  # type: ignore[misc]
+    """A condition whose `with` is the interpreter's own: no exception from outside strikes between lock and guard."""
+
+    def __init__(self) -> None:
+        condition = threading.Condition(self)
+        self.wait_for, self.notify_all = condition.wait_for, condition.notify_all
+
+
 class MemoryStore(Store):
     shared = False
 
@@ -190,7 +198,7 @@ class MemoryStore(Store):
         self._signals: list[tuple[Signal, int]] = []  # and until when each is kept
         self._signal_numbers = count(1)
         self._audit: list[Audit] = []
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = _Changed()
         self._changes = 0
         self._key = generate_secret()
 
@@ -1253,7 +1261,7 @@ def _times(new: NewJob, now: int) -> tuple[int | None, int | None]:
 
 
 class _MemoryWatch(Watch):
-    def __init__(self, changed: threading.Condition, changes: Callable[[], int]) -> None:
+    def __init__(self, changed: _Changed, changes: Callable[[], int]) -> None:
         self._changed = changed
         self._changes = changes
         self._seen = changes()

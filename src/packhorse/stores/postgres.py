@@ -403,8 +403,9 @@ class PostgresStore(SQLStore):
             return []
         self._ensure_schema()
         connection = self._connections.take()
-        c = Session(connection, self.schema)
+        kept = False
         try:
+            c = Session(connection, self.schema)
             with connection.pipeline():
                 self._connections.begin(c, connection)
                 numbers = postgres_copy.numbers(c, len(jobs))
@@ -413,14 +414,17 @@ class PostgresStore(SQLStore):
             with connection.pipeline():
                 c.plain(RING, ring_arguments(self.schema, Bell.READY))
                 c.plain("commit")
+            self._connections.give_back(connection)
+            kept = True
         except BaseException as error:
-            connection.close()
             if not isinstance(error, psycopg.Error):
                 raise
             if isinstance(error, Silent) and not error.reached:
                 raise_translated(error)  # the caller has waited long enough
             return []
-        self._connections.give_back(connection)
+        finally:
+            if not kept:
+                connection.pgconn.finish()
         failpoint("insert.after_commit")
         return ids
 

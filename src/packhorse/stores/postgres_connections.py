@@ -157,6 +157,9 @@ class Connection(psycopg.Connection[Row]):
         if place is not None:
             place.leave()
 
+    def __del__(self, *_: object) -> None:
+        """Where an exception from outside struck whoever had it, the line is closed with what stands for it here."""
+
     @cached_property
     def single(self) -> psycopg.RawCursor[Row]:
         """For who says one statement: to make a cursor takes a while."""

@@ -34,7 +34,7 @@ class PostgresGuest(PostgresStore):
         self._lent_by = connection
 
     def _cursor(self) -> AbstractContextManager[Session]:
-        return self._borrower.session(self._lent_by, None, Bell.NOBODY, trusted=True)
+        return self._borrower.session(self._lent_by)
 
     def _stroke(self, point: str, work: Callable[[Session], T], bell: Bell = Bell.NOBODY, **how: Unpack[How]) -> T:
         try:

@@ -110,25 +110,35 @@ class Borrower:
         trusted: bool = False,
     ) -> T:
         """A trusted connection is known to lead to the store's own database."""
-        with self.session(lent, loop, bell, trusted=trusted) as c:
-            return work(c)
+
+        def act(theirs: Theirs, guest: Guest) -> T:
+            if trusted:
+                self._known.add(theirs)
+            with self._transaction(theirs, guest, bell) as c:
+                return work(c)
+
+        with _translating():
+            return _borrow(lent, loop, act)
 
     @contextmanager
-    def session(
-        self, lent: object, loop: asyncio.AbstractEventLoop | None, bell: Bell, *, trusted: bool
-    ) -> Iterator[LentSession]:
-        try:
-            with _borrowed(lent, loop) as (theirs, guest):
-                if trusted:
-                    self._known.add(theirs)
-                with self._transaction(theirs, guest, bell) as c:
-                    yield c
-        except RETRIED as error:  # what the transaction has seen is no longer so: only its owner can do it all again
-            text = str(error).strip().split("\n")[0]
-            raise StoreUnavailable(f"PostgreSQL: {text}. Roll back, and do the whole transaction again.") from error
-        except Exception as error:
-            raise_translated(error)
-            raise
+    def session(self, lent: object) -> Iterator[LentSession]:
+        """For reading, on a connection that is known to lead to the store's own database."""
+        theirs = _lent_here(lent)
+        self._known.add(theirs)
+        begun = False
+        with _translating():
+            while not begun:
+                _end_pipeline(theirs)
+                with theirs.lock:
+                    if begun := _has_begun(theirs):
+                        pipelined = _enter(theirs)
+                        try:
+                            with self._transaction(theirs, Guest(theirs.pgconn), Bell.NOBODY) as c:
+                                yield c
+                        finally:
+                            _leave(theirs, pipelined)
+                if not begun:
+                    psycopg.Cursor(theirs).execute("select 1")
 
     def _check_place(self, line: Theirs, guest: Guest) -> None:
         if line in self._known:
@@ -177,30 +187,75 @@ class Borrower:
 
 
 @contextmanager
-def _borrowed(lent: object, loop: asyncio.AbstractEventLoop | None) -> Iterator[tuple[Theirs, Guest]]:
-    """The line to oneself; in the caller's transaction, unless they want none."""
-    if loop is None:
-        if is_async(lent):
-            raise ConfigError("An async connection is lent with `async with app.on(connection)`.")
-        theirs = _known(driver_connection(lent))
-        assert isinstance(theirs, psycopg.Connection)
-        _begin(theirs)
-        release: Callable[[], object] = theirs.lock.release
-    else:
-        theirs = _on(loop, _begin_async(lent))
-        release = lambda: loop.call_soon_threadsafe(theirs.lock.release)  # noqa: E731
+def _translating() -> Iterator[None]:
     try:
-        line = theirs.pgconn
-        pipelined = line.pipeline_status != pq.PipelineStatus.OFF
-        if pipelined:
-            line.exit_pipeline_mode()
+        yield
+    except RETRIED as error:  # what the transaction has seen is no longer so: only its owner can do it all again
+        text = str(error).strip().split("\n")[0]
+        raise StoreUnavailable(f"PostgreSQL: {text}. Roll back, and do the whole transaction again.") from error
+    except Exception as error:
+        raise_translated(error)
+        raise
+
+
+def _borrow(lent: object, loop: asyncio.AbstractEventLoop | None, act: Callable[[Theirs, Guest], T]) -> T:
+    """Have the line to oneself, in a transaction that began as the caller's own first statement would have begun it.
+
+    In one frame, so that an exception from outside does not keep the lock of the caller's connection.
+    """
+    if loop is not None:
+        borrowed = _on(loop, _begin_async(lent))
         try:
-            yield theirs, Guest(line)
+            return _as_guest(borrowed, act)
         finally:
-            if pipelined and line.status == pq.ConnStatus.OK:
-                line.enter_pipeline_mode()
+            loop.call_soon_threadsafe(borrowed.lock.release)
+    theirs = _lent_here(lent)
+    while True:
+        _end_pipeline(theirs)
+        with theirs.lock:
+            if _has_begun(theirs):
+                return _as_guest(theirs, act)
+        psycopg.Cursor(theirs).execute("select 1")
+
+
+def _as_guest(theirs: Theirs, act: Callable[[Theirs, Guest], T]) -> T:
+    pipelined = _enter(theirs)
+    try:
+        return act(theirs, Guest(theirs.pgconn))
     finally:
-        release()
+        _leave(theirs, pipelined)
+
+
+def _enter(theirs: Theirs) -> bool:
+    """Whether it is in pipeline mode, where it is to be afterwards."""
+    pipelined = theirs.pgconn.pipeline_status != pq.PipelineStatus.OFF
+    if pipelined:
+        theirs.pgconn.exit_pipeline_mode()
+    return pipelined
+
+
+def _leave(theirs: Theirs, pipelined: bool) -> None:
+    line = theirs.pgconn
+    if line.pipeline_status != pq.PipelineStatus.OFF or line.transaction_status == pq.TransactionStatus.ACTIVE:
+        # An exception from outside struck in the midst of it. What the caller did in this transaction is undone by the
+        # server, as it is when a line breaks: nobody could say what was written of ours.
+        line.finish()
+    if pipelined and line.status == pq.ConnStatus.OK:
+        line.enter_pipeline_mode()
+
+
+def _lent_here(lent: object) -> psycopg.Connection[Any]:
+    if is_async(lent):
+        raise ConfigError("An async connection is lent with `async with app.on(connection)`.")
+    theirs = _known(driver_connection(lent))
+    assert isinstance(theirs, psycopg.Connection)
+    return theirs
+
+
+def _end_pipeline(connection: psycopg.Connection[Any]) -> None:
+    if connection.info.pipeline_status != pq.PipelineStatus.OFF:
+        with connection.pipeline():  # waits for what is on its way
+            pass
 
 
 def _known(connection: object) -> Theirs:
@@ -225,23 +280,6 @@ def _has_begun(connection: Theirs) -> bool:
     if status == pq.TransactionStatus.ACTIVE:
         raise StoreError("The connection that was lent is in the middle of a statement. End that first.")
     return connection.autocommit or status == pq.TransactionStatus.INTRANS
-
-
-def _begin(connection: psycopg.Connection[Any]) -> None:
-    """Have the line to oneself, in a transaction that began as the caller's own first statement would have begun it."""
-    while True:
-        if connection.info.pipeline_status != pq.PipelineStatus.OFF:
-            with connection.pipeline():  # waits for what is on its way
-                pass
-        connection.lock.acquire()
-        try:
-            if _has_begun(connection):
-                return
-        except BaseException:
-            connection.lock.release()
-            raise
-        connection.lock.release()
-        psycopg.Cursor(connection).execute("select 1")
 
 
 async def _begin_async(lent: object) -> psycopg.AsyncConnection[Any]:

@@ -116,6 +116,7 @@ class Strokes:
         breaks, began = 0, time.monotonic()
         for number in range(TRIES):
             connection = self._connections.take(once_more=True, instead_of=gone)
+            kept = False
             try:
                 if alone and not connection.pooled:
                     answer = self._try_alone(connection, point, work)
@@ -128,12 +129,15 @@ class Strokes:
                     )
             except Rolled as rolled:
                 self._connections.give_back(connection)
+                kept = True
                 return cast(T, rolled.answer)
             except Missing as missing:
                 self._connections.give_back(connection)
+                kept = True
                 locks |= missing.locks
             except HeldUp:
                 self._connections.give_back(connection)
+                kept = True
                 raise
             except RETRIED:
                 connection.close()
@@ -161,9 +165,14 @@ class Strokes:
                 raise
             else:
                 self._connections.give_back(connection)
+                kept = True
                 if point:
                     failpoint(f"{point}.after_commit")
                 return answer
+            finally:
+                # One call of C, which nothing keeps from being made: whatever strikes where, no transaction is left.
+                if not kept:
+                    connection.pgconn.finish()
         raise StoreUnavailable(f"PostgreSQL: others were in the way {TRIES} times. Try again.")
 
     def _look_who_holds(
@@ -226,7 +235,8 @@ class Strokes:
                 if framed:
                     c.plain("commit")
         except BaseException as error:
-            self._roll_back(connection)
+            if isinstance(error, psycopg.Error | Missing | Rolled):  # after anything else the connection is closed
+                self._roll_back(connection)
             if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
                 raise Lost(error) from error  # it was the primary
             if isinstance(error, psycopg.OperationalError) and connection.closed:

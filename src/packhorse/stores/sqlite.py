@@ -28,7 +28,7 @@ from packhorse.stores.sql_names import LEDGER, checked_prefix, named, prefixed_s
 from packhorse.stores.sql_store import Bell, SQLStore
 from packhorse.stores.sqlite_ballast import Ballast
 from packhorse.stores.sqlite_batches import Session
-from packhorse.stores.sqlite_connections import Connections, Transaction, first_use
+from packhorse.stores.sqlite_connections import Connections, first_use
 from packhorse.stores.sqlite_health import WAL_WARNING, examine
 from packhorse.stores.sqlite_key import kept_key
 from packhorse.stores.sqlite_watch import SQLiteWatch
@@ -78,9 +78,13 @@ class SQLiteStore(SQLStore):
 
     def insert(self, jobs: Sequence[NewJob]) -> list[bytes]:
         failpoint("insert.before_write")
-        with self._transaction() as c:
+
+        def write(c: Session) -> list[bytes]:
             ids = sqlite_exchange.insert(c, jobs, self.clock.now())
             failpoint("insert.before_commit")
+            return ids
+
+        ids = self._write(write)
         failpoint("insert.after_commit")
         return ids
 
@@ -118,7 +122,12 @@ class SQLiteStore(SQLStore):
         run: int,
     ) -> Exchanged:
         failpoint("exchange.before_write")
-        with self._transaction(patient=len(outcomes) < SMALL) as c:
+        entries: list[list[str]] = []
+        runs: Runs = {}
+
+        def write(c: Session) -> tuple[Exchanged, bool | None]:
+            """What there is to answer, and whether the claims are yet to be read; None where nothing was written."""
+            nonlocal entries, runs
             now = self.clock.now()
             alive = self._renew(c, process)
             before = c.total_changes
@@ -129,25 +138,26 @@ class SQLiteStore(SQLStore):
             failpoint("exchange.between")
             if self._admission.admit(c, now, ADMIT_AT_ONCE, freed):
                 in_use = in_use._replace(permits=True, tickets=in_use.tickets or self._admission.gave_tickets)
-            entries: list[list[str]] = []
-            runs: Runs = {}
-            claims, cut = None, False
+            cut = False
             if alive and limit:
-                taken = sqlite_exchange.take(c, process, nonce, queues, limit, starting, run, now, in_use)
-                entries, runs, cut = taken
+                entries, runs, cut = sqlite_exchange.take(c, process, nonce, queues, limit, starting, run, now, in_use)
             if not outcomes and not started and not entries and c.total_changes == before:
                 c.undo()  # another worker was first; a renewed lease alone is not worth a commit
-                return Exchanged([], [], alive, now)
-            if not entries:
-                claims = []
-            elif limit <= SMALL:  # to read many would hold up others
-                claims = sqlite_exchange.claimed(c, process, nonce, entries, runs)
+                return Exchanged([], [], alive, now), None
+            later = bool(entries) and limit > SMALL  # to read many would hold up others
+            claims = sqlite_exchange.claimed(c, process, nonce, entries, runs) if entries and not later else []
             failpoint("exchange.before_commit")
+            return Exchanged(claims, refused, alive, now, cut), later
+
+        answer, later = self._write(write, patient=len(outcomes) < SMALL)
+        if later is None:
+            return answer
         failpoint("exchange.after_commit")
-        if claims is None:
+        if later:
             with self._cursor() as c:
                 claims = sqlite_exchange.claimed(c, process, nonce, entries, runs)
-        return Exchanged(claims, refused, alive, now, cut)
+            answer = answer._replace(claims=claims)
+        return answer
 
     def _nothing_to_do(self, process: bytes, queues: Selected, limit: int) -> Exchanged | None:
         """A look without the write lock; None where there is something to claim."""
@@ -242,7 +252,8 @@ class SQLiteStore(SQLStore):
 
     def migrate(self) -> list[str]:
         known = steps("sqlite")
-        with self._connections.transaction() as c:
+
+        def write(c: Session) -> list[str]:
             ledger = named(LEDGER, self.prefix)
             c.execute(f"create table if not exists {ledger} ({LEDGER_COLUMNS['sqlite']})")
             done = {number for (number,) in c.execute("select number from packhorse_schema")}
@@ -256,7 +267,9 @@ class SQLiteStore(SQLStore):
                 for statement in in_parts(prefixed_schema(step.sql, "sqlite", self.prefix)):
                     c.execute(statement)
                 c.execute("insert into packhorse_schema values (?, ?)", (step.number, step.name))
-        return [step.name for step in missing]
+            return [step.name for step in missing]
+
+        return self._connections.write(write)
 
     def schema_version(self) -> int:
         with self._cursor() as c:
@@ -270,17 +283,21 @@ class SQLiteStore(SQLStore):
         self._ensure_schema()
         return self._connections.cursor()
 
-    def _transaction(self, *, patient: bool = False) -> Transaction:
+    def _write(self, work: Callable[[Session], T], *, patient: bool = False) -> T:
         self._ensure_schema()
-        return self._connections.transaction(patient=patient)
+        return self._connections.write(work, patient=patient)
 
     def _stroke(self, point: str, work: Callable[[Session], T], bell: Bell = Bell.NOBODY) -> T:
-        with self._transaction() as c:
+        if not point:
+            return self._write(work)
+
+        def write(c: Session) -> T:
             answer = work(c)
-            if point:
-                failpoint(f"{point}.before_commit")
-        if point:
-            failpoint(f"{point}.after_commit")
+            failpoint(f"{point}.before_commit")
+            return answer
+
+        answer = self._write(write)
+        failpoint(f"{point}.after_commit")
         return answer
 
     def lent(self, connection: object, loop: AbstractEventLoop | None = None) -> Lent:

@@ -6,12 +6,14 @@ import fcntl
 import os
 import resource
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 from weakref import WeakSet
 
 from packhorse.errors import HeldUp, SchemaError, StoreDataError, StoreError, StoreFull, StoreUnavailable, StoreUnsafe
@@ -23,6 +25,8 @@ from packhorse.stores.sqlite_opening import check_same, configure, connect, is_l
 from packhorse.stores.sqlite_place import prepare_place
 from packhorse.stores.sqlite_queue import POLL_EVERY, forget_waiters, queue_of
 
+T = TypeVar("T")
+
 DEADLINE = 5.0
 CHECKPOINT_PAGES = 1_000
 PATIENT_PAUSE = 0.002
@@ -32,7 +36,7 @@ FOR_OTHERS = 16  # a process may have so many descriptors for each connection it
 
 _open: WeakSet[Connection] = WeakSet()
 # What a fork brought along stays referenced for good: SQLite forbids touching it in the child, also closing it.
-_inherited: list[Connection] = []
+_inherited: list[object] = []
 _forker = 0
 # Held while the file or its schema is made. Closing a handle on a new file would drop the locks another thread has just
 # got on it.
@@ -71,8 +75,11 @@ def _after_fork_in_child() -> None:
     for connection in list(_open):
         if not connection.closed:
             _inherited.append(connection)
-            connection.closed = True
-            os.close(connection.lock)
+            connection._close_lock()
+    for sqlite, lock, _ in _dropped:
+        _inherited.append(sqlite)
+        os.close(lock)
+    _dropped.clear()
     _open.clear()
     forget_waiters()
     sqlite_file_locks.after_fork_in_child()
@@ -88,6 +95,9 @@ class Connection:
     It belongs to the thread that has claimed it, first of all to the one that made it. Anybody may find it closed.
     """
 
+    lock: int
+    sqlite: Session
+
     def __init__(self, path: Path, synchronous: str, inode: int, prefix: str = "") -> None:
         self._claimed = threading.Lock()
         self._user = 0
@@ -96,10 +106,14 @@ class Connection:
         self._waited = False
         self.guard: FileGuard | None = None  # none where the file system allows no log
         self.claim()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         with _gate:
-            self.lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            # One call of C: an exception from outside strikes before it or behind it, and loses no descriptor.
+            vars(self).update(zip(("lock",), map(os.open, (f"{path}-lock",), (flags,), (0o600,)), strict=True))
             self._queue = queue_of(self.lock)
             _open.add(self)
+        # Also one, so that nothing can come between who is about to release and the release.
+        self.release: Callable[[], None] = partial(fcntl.flock, self.lock, fcntl.LOCK_UN)
         try:
             _check_log_of_others(path)
             self.acquire()
@@ -110,7 +124,11 @@ class Connection:
             configure(self.sqlite, synchronous, CHECKPOINT_PAGES)
             self.release()
         except BaseException:
-            self._let_go()
+            try:
+                self._close_sqlite()
+            finally:
+                self.release()
+            self.drop()
             raise
 
     def claim(self, timeout: float = 0.0) -> bool:
@@ -167,9 +185,6 @@ class Connection:
                 return True
         return False
 
-    def release(self) -> None:
-        fcntl.flock(self.lock, fcntl.LOCK_UN)
-
     def check_log_after_waiting(self) -> None:
         """Look again where another may have written since the connection was taken."""
         if self._waited:
@@ -192,42 +207,86 @@ class Connection:
     def close(self) -> None:
         if self.closed:
             return
-        # The last connection to close checkpoints, hence the lock. Where it is held already, nobody must be waited for.
-        alone = self._try_lock()
-        if not alone:
-            with suppress(StoreUnavailable):
-                self.acquire()
-                alone = True
-        self._let_go(alone)
+        try:
+            # The last connection to close checkpoints, hence the lock. Where it is held already, nobody is waited for.
+            alone = self._try_lock()
+            if not alone:
+                with suppress(StoreUnavailable):
+                    self.acquire()
+                    alone = True
+            self._close_sqlite(alone)
+        finally:
+            self.release()
+        self.drop()
 
     def close_at_once(self) -> bool:
         """False where that would mean to wait for somebody who writes."""
-        if not self._try_lock():
-            return False
-        self._let_go()
+        try:
+            if not self._try_lock():
+                return False
+            self._close_sqlite()
+        finally:
+            self.release()
+        self.drop()
         return True
 
-    def _let_go(self, alone: bool = True) -> None:
-        if hasattr(self, "sqlite"):
-            self._close_sqlite(alone)
-        self.release()
-        self.closed = True
-        os.close(self.lock)
+    def _close_sqlite(self, alone: bool = True) -> None:
+        if not hasattr(self, "sqlite"):
+            return
+        if (guard := self.guard) is not None:
+            if not guard.keeps_log():
+                give_up_log(guard, self.sqlite)
+            guard.leave(self)
+        _close_session(self.sqlite, self.guard, alone)
+
+    def drop(self) -> None:
+        """Nothing is left of it but the handle on the lock file."""
+        self._close_lock()
         self.unclaim()
 
-    def _close_sqlite(self, alone: bool) -> None:
-        if (guard := self.guard) is None:
-            self.sqlite.close()
+    def _close_lock(self) -> None:
+        """Once: the number may be another file's by then."""
+        lock, self.lock, self.closed = self.lock, -1, True
+        os.close(lock)
+
+    def __del__(self) -> None:
+        """Nobody gave it back or closed it: an exception from outside struck whoever had it."""
+        if sys.is_finalizing() or vars(self).get("lock", -1) < 0 or self.closed:
             return
-        if not guard.keeps_log():
-            give_up_log(guard, self.sqlite)
-        guard.leave(self)
-        if guard.lost:
-            close_without_checkpoint(self.sqlite, guard)
-        else:
-            self.sqlite.close()
-        if alone:
-            guard.settle()
+        _dropped.append((getattr(self, "sqlite", None), self.lock, self.guard))
+        _close_dropped()
+
+
+_dropped: list[tuple[Session | None, int, FileGuard | None]] = []
+
+
+def _close_dropped() -> None:
+    """As soon as nobody writes: the last connection to close checkpoints."""
+    for _ in range(len(_dropped)):
+        try:
+            sqlite, lock, guard = _dropped.pop()
+        except IndexError:
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _dropped.append((sqlite, lock, guard))
+            continue
+        try:
+            if sqlite is not None:
+                sqlite_file_locks.sweep()
+                _close_session(sqlite, guard, alone=True)
+        finally:
+            os.close(lock)
+
+
+def _close_session(sqlite: Session, guard: FileGuard | None, alone: bool) -> None:
+    if guard is not None and guard.lost:
+        close_without_checkpoint(sqlite, guard)
+    else:
+        sqlite.close()
+    if guard is not None and alone:
+        guard.settle()
 
 
 def _check_log_of_others(path: Path) -> None:
@@ -242,72 +301,6 @@ def _check_log_of_others(path: Path) -> None:
             if not other.closed:
                 other.unclaim()
     raise StoreUnsafe(guard.lost or f"The log {path}-wal was deleted or replaced while in use. Nothing was written.")
-
-
-class Transaction:
-    """All or nothing, and nobody else writes meanwhile. A class, because every enqueue passes through it."""
-
-    def __init__(self, connections: Connections, patient: bool) -> None:
-        self._connections = connections
-        self._connection = connections.take()
-        self._patient = patient
-
-    def __enter__(self) -> Session:
-        connection = self._connection
-        try:
-            connection.acquire(self._patient)
-        except StoreUnavailable as error:
-            self._connections.give_back(connection)  # closing it would mean to queue up once more
-            self._connections.raise_held_up(error)
-            raise
-        try:
-            self._connections.begin(connection)
-        except HeldUp:
-            connection.release()
-            self._connections.give_back(connection)  # nothing has begun
-            raise
-        except BaseException as error:
-            self._fail(error)
-            raise
-        return connection.sqlite
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        connection = self._connection
-        if error is not None:
-            return self._fail(error)
-        try:
-            if connection.sqlite.in_transaction:
-                connection.sqlite.execute("commit")
-        except sqlite3.Error as failed:
-            self._undo(failed)
-            raise
-        except BaseException as failed:
-            self._fail(failed)
-            raise
-        connection.release()
-        return self._connections.give_back(connection)
-
-    def _undo(self, error: sqlite3.Error) -> None:
-        """The commit failed: stay connected, so that the next one writes over what it left in the log.
-
-        Whoever opened the file anew would read it as a commit, and later ones would build on it, while the disk may
-        never get it: Linux forgets what it could not sync.
-        """
-        connection = self._connection
-        with suppress(sqlite3.Error):
-            connection.sqlite.rollback()
-        if connection.sqlite.in_transaction:
-            return self._fail(error)
-        connection.release()
-        self._connections.give_back(connection)
-        return raise_translated(error)
-
-    def _fail(self, error: BaseException) -> None:
-        # A half-read cursor would keep a closed connection, and with it the write lock, alive: hence the roll-back.
-        with suppress(sqlite3.Error):
-            self._connection.sqlite.rollback()
-        self._connection.close()
-        raise_translated(error)
 
 
 class Connections:
@@ -361,9 +354,57 @@ class Connections:
             raise
         self.give_back(connection)
 
-    def transaction(self, *, patient: bool = False) -> Transaction:
-        """For writing."""
-        return Transaction(self, patient)
+    def write(self, work: Callable[[Session], T], *, patient: bool = False) -> T:
+        """Do the work in a transaction: all or nothing, and nobody else writes meanwhile.
+
+        In one frame, and what others need is given up by single calls of C at the beginning of a clause, which nothing
+        keeps from being made. A context manager would not do: an exception from outside can strike at the entry of its
+        `__exit__`, or behind its `__enter__`.
+        """
+        connection = self.take()
+        acquired = committing = False
+        whole = False  # it holds nothing, and others may use it
+        try:
+            try:
+                connection.acquire(patient)
+                acquired = True
+                self.begin(connection)
+                answer = work(connection.sqlite)
+                committing = True
+                if connection.sqlite.in_transaction:
+                    connection.sqlite.execute("commit")
+                whole = True
+            except BaseException as error:
+                if connection.closed:  # together with the log that it wrote to
+                    raise
+                # A half-read cursor would keep a closed connection, and with it the write lock, alive.
+                try:
+                    connection.sqlite.rollback()
+                except sqlite3.Error:
+                    pass
+                # Where the commit failed, stay connected, so that the next one writes over what it left in the log.
+                # Whoever opened the file anew would read it as a commit, and later ones would build on it, while the
+                # disk may never get it: Linux forgets what it could not sync.
+                whole = not connection.sqlite.in_transaction and (
+                    not acquired or isinstance(error, HeldUp) or (committing and isinstance(error, sqlite3.Error))
+                )
+                if not whole:
+                    connection._close_sqlite()  # under the lock: it may checkpoint
+                raise
+        except BaseException as error:
+            if not connection.closed:
+                connection.release()
+                if whole:
+                    self.give_back(connection)
+                else:
+                    connection.drop()
+            if not acquired and isinstance(error, StoreUnavailable):
+                self.raise_held_up(error)
+            raise_translated(error)
+            raise
+        connection.release()
+        self.give_back(connection)
+        return answer
 
     def give_back(self, connection: Connection) -> None:
         connection.idle_since = now = time.monotonic()

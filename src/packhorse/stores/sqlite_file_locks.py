@@ -116,7 +116,7 @@ class FileGuard:
 def join(path: Path, inode: int, user: object) -> FileGuard:
     """Count a connection in, whose log is open. The first one of the process locks."""
     with _mutex:
-        _sweep()
+        sweep()
         seen = os.stat(path)
         guard = _guards.get(_identity(seen))
         if guard is not None and guard.lost:
@@ -141,7 +141,7 @@ def guard_of(path: Path) -> FileGuard | None:
     return None
 
 
-def _sweep() -> None:
+def sweep() -> None:
     """Where connections were dropped without being closed, SQLite has closed them."""
     for guard in _guards.values():
         if not guard.users and not guard.lost:

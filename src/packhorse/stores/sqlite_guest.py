@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from packhorse.clock import Clock
 from packhorse.stores import sqlite_lent
@@ -17,6 +17,8 @@ from packhorse.stores.contract import ProcessInfo, Retention
 from packhorse.stores.sql_store import SQLStore
 from packhorse.stores.sqlite import SQLiteStore
 from packhorse.stores.waiting_room import LonelyRoom, WaitingRoom
+
+T = TypeVar("T")
 
 
 class SQLiteGuest(SQLiteStore):
@@ -28,16 +30,14 @@ class SQLiteGuest(SQLiteStore):
         self._lent_by = connection
         self._one_at_a_time = RLock()
 
-    def _cursor(self) -> Any:
-        return self._session(writes=False)
-
-    def _transaction(self, *, patient: bool = False) -> Any:
-        return self._session(writes=True)
-
     @contextmanager
-    def _session(self, *, writes: bool) -> Iterator[sqlite_lent.LentSession]:
-        with self._one_at_a_time, sqlite_lent.session(self._lent_by, None, self.prefix, writes=writes) as c:
+    def _cursor(self) -> Iterator[Any]:
+        with self._one_at_a_time, sqlite_lent.session(self._lent_by, self.prefix) as c:
             yield c
+
+    def _write(self, work: Callable[[Any], T], *, patient: bool = False) -> T:
+        with self._one_at_a_time:
+            return sqlite_lent.stroke(self._lent_by, None, self.prefix, work)
 
     # What a store does besides, on connections and files of its own.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -58,58 +58,63 @@ class LentSession:
 
 
 def stroke(lent: object, path: Path | None, prefix: str, work: Callable[[LentSession], T], *, writes: bool = True) -> T:
-    with session(lent, path, prefix, writes=writes) as c:
-        return work(c)
+    """In the transaction that is open, or the one that Python would open; where it opens none, in one of our own.
+
+    Without a path the connection is known to be the right one. In one frame, so that no exception from outside leaves
+    it as only we want it (see `sqlite_connections.Connections.write`).
+    """
+    connection = _known(lent, path)
+    before = connection.text_factory
+    try:
+        connection.text_factory = as_text
+        c = LentSession(connection, prefix)
+        if path is not None:
+            _check_file(c, path)
+        return _in_transaction(connection, c, work) if writes else work(c)
+    except Exception as error:
+        _raise_translated(error)
+        raise
+    finally:
+        connection.text_factory = before
 
 
 @contextmanager
-def session(lent: object, path: Path | None, prefix: str, *, writes: bool = True) -> Iterator[LentSession]:
-    """In the transaction that is open, or the one that Python would open; where it opens none, in one of our own.
+def session(lent: object, prefix: str) -> Iterator[LentSession]:
+    """For reading, on a connection that is known to be the right one."""
+    connection = _known(lent, None)
+    before = connection.text_factory
+    try:
+        connection.text_factory = as_text
+        yield LentSession(connection, prefix)
+    except Exception as error:
+        _raise_translated(error)
+        raise
+    finally:
+        connection.text_factory = before
 
-    Without a path the connection is known to be the right one.
-    """
+
+def _known(lent: object, path: Path | None) -> sqlite3.Connection:
     connection = driver_connection(lent)
     if not isinstance(connection, sqlite3.Connection):
         raise ConfigError(
             f"The jobs are in {'an' if path is None else 'the'} SQLite database {path or ''}: lend a connection of "
             f"Python's sqlite3 to it, or what leads to one, not a {named(connection)}."
         )
-    try:
-        with _our_texts(connection):
-            c = LentSession(connection, prefix)
-            if path is not None:
-                _check_file(c, path)
-            with _transaction(connection, c) if writes else nullcontext():
-                yield c
-    except sqlite3.ProgrammingError as error:
-        if "thread" in str(error):
-            raise ConfigError(
-                "This sqlite3 connection belongs to the thread that opened it. Enqueue there: not with await, which "
-                "does it in another thread."
-            ) from error
-        raise_translated(error)
-        raise
-    except sqlite3.OperationalError as error:
-        if is_locked(error):
-            raise StoreUnavailable(
-                f"SQLite: {error}. Another program writes, or has written since the transaction began to read. Roll "
-                "back and try again; transactions that begin with BEGIN IMMEDIATE wait for their turn instead."
-            ) from error
-        raise_translated(error)
-        raise
-    except Exception as error:
-        raise_translated(error)
-        raise
+    return connection
 
 
-@contextmanager
-def _our_texts(connection: sqlite3.Connection) -> Iterator[None]:
-    before = connection.text_factory
-    connection.text_factory = as_text
-    try:
-        yield
-    finally:
-        connection.text_factory = before
+def _raise_translated(error: Exception) -> None:
+    if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
+        raise ConfigError(
+            "This sqlite3 connection belongs to the thread that opened it. Enqueue there: not with await, which "
+            "does it in another thread."
+        ) from error
+    if isinstance(error, sqlite3.OperationalError) and is_locked(error):
+        raise StoreUnavailable(
+            f"SQLite: {error}. Another program writes, or has written since the transaction began to read. Roll "
+            "back and try again; transactions that begin with BEGIN IMMEDIATE wait for their turn instead."
+        ) from error
+    raise_translated(error)
 
 
 def _check_file(c: LentSession, path: Path) -> None:
@@ -121,24 +126,29 @@ def _check_file(c: LentSession, path: Path) -> None:
         )
 
 
-@contextmanager
-def _transaction(connection: sqlite3.Connection, c: LentSession) -> Iterator[None]:
+def _in_transaction(connection: sqlite3.Connection, c: LentSession, work: Callable[[LentSession], T]) -> T:
     # `autocommit` came with Python 3.12; where it is not used, the isolation level tells.
     commits = getattr(connection, "autocommit", -1)
     ours = not connection.in_transaction and (commits is True or (commits == -1 and connection.isolation_level is None))
-    if not connection.in_transaction:
-        c.execute("begin immediate")
+    saved = False
     try:
+        if not connection.in_transaction:
+            c.execute("begin immediate")
+        saved = connection.in_transaction
         c.execute("savepoint packhorse")
         c.execute(LOCK)
-        yield
+        answer = work(c)
         c.execute("release packhorse")
         if ours:
             c.execute("commit")
+        return answer
     except BaseException:
-        with suppress(sqlite3.Error):  # a full disk, for one, has rolled back everything
-            c.execute("rollback to packhorse")
-            c.execute("release packhorse")
         if ours and connection.in_transaction:
-            c.execute("rollback")
+            connection.execute("rollback")
+        elif saved:
+            try:
+                connection.execute("rollback to packhorse")
+                connection.execute("release packhorse")
+            except sqlite3.Error:
+                pass  # a full disk, for one, has rolled back everything
         raise
