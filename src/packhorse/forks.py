@@ -28,6 +28,7 @@ generation = 0  # forks between the first of our processes and this one
 
 _handlers: dict[int, Callable[[int, Any], object]] = {}
 _private: WeakSet[HasDescriptor] = WeakSet()
+_forking = threading.local()
 
 
 class HasDescriptor(Protocol):
@@ -51,6 +52,16 @@ def keep_private(file: F) -> F:
     return file
 
 
+def _hold_signals() -> None:
+    """One that comes to the child before its handlers are gone would be lost on them."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _handlers) if _handlers else None
+
+
+def _release_signals() -> None:
+    if (mask := getattr(_forking, "mask", None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 # In the copy.
 
 
@@ -59,6 +70,7 @@ def _begin() -> None:
     generation += 1
     _reset_signals()
     _take_away()
+    _release_signals()
 
 
 def _reset_signals() -> None:
@@ -82,7 +94,7 @@ def _take_away() -> None:
     os.close(nothing)
 
 
-os.register_at_fork(after_in_child=_begin)
+os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_begin)
 
 
 def guarded(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
