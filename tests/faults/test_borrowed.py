@@ -41,8 +41,8 @@ def borrowed(place: PostgresPlace) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def fleet(place: Place) -> Workers:
-    return place.workers("--queues", "default", "--concurrency", "4", processes=2)
+def fleet(place: Place, processes: int = 2) -> Workers:
+    return place.workers("--queues", "default", "--concurrency", "4", processes=processes)
 
 
 def add_to_a_batch(place: PostgresPlace, borrowed: psycopg.Connection[Any]) -> tuple[str, Callable[[], None]]:
@@ -83,7 +83,7 @@ def test_an_open_transaction_of_somebody_else_stops_nobody(
     """Plain jobs go on, none that runs is cut, the log names who it is; what was put off is written afterwards."""
     if end == "rollback" and hold_up is complete_with_a_permit:
         pytest.skip("the job would be its worker's again, and that is none")
-    workers = fleet(place)
+    workers = fleet(place, processes=1)  # the one whose outcome is held up
     place.enqueue("hold", "long")
     place.wait_started("long")
     held_up, let_go = hold_up(place, borrowed)
