@@ -1,5 +1,6 @@
 """Any number of waiters of a process share one watch and one look, and hold no thread of an event loop's pool."""
 
+import _thread
 import asyncio
 import ctypes
 import gc
@@ -211,11 +212,12 @@ def test_closing_the_store_ends_the_room_at_once(url: str):
     assert handle is not None
     with pytest.raises(NotFinished):
         handle.result(0.01)
-    assert app.store.room._thread is not None
+    room = app.store.room
+    wait_until(lambda: room._thread is not None, "the thread to begin")
     app.close()
-    assert app.store.room._thread is None
+    assert room._thread is None
     store = weakref.ref(app.store)
-    del app, handle, never
+    del app, handle, never, room
     wait_until(lambda: gc.collect() >= 0 and store() is None, "the store to go")
 
 
@@ -310,11 +312,32 @@ def test_an_exception_raised_into_a_waiting_thread_is_met(
     for _ in range(5):
         thread = threading.Thread(target=wait)
         thread.start()
-        wait_until(lambda: wanted(app) == 1, "it to wait")
+        # As long as that thread is being started, Python takes it for the one that starts it.
+        wait_until(lambda: wanted(app) == 1 and app.store.room._thread is not None, "it to wait")
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Struck))
         thread.join(SOON)
         wait_until(lambda: wanted(app) == 0, "it to be forgotten")
     assert met == [True] * 5
+
+
+def test_a_thread_that_was_kept_from_beginning_is_started_anew(
+    app: Packhorse, double: Task[[int], int], monkeypatch: pytest.MonkeyPatch
+):
+    """An exception that is raised into the thread that starts it may hit the new one instead, and end it."""
+    monkeypatch.setattr(waiting_room, "BEGINNING", 0.05)
+    handle, started, start = double.enqueue(1), [], _thread.start_new_thread
+
+    def start_the_second(*args: Any) -> None:
+        started.append(args)
+        if len(started) > 1:
+            start(*args)
+
+    monkeypatch.setattr(_thread, "start_new_thread", start_the_second)
+    with pytest.raises(NotFinished):
+        handle.result(0.01)
+    cancel(handle)
+    assert app.store.room.wait([handle._raw_id], SOON) == {handle._raw_id}
+    assert len(started) == 2
 
 
 def test_who_was_kept_from_leaving_is_forgotten(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from threading import Event
-from threading import Lock as ThreadLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -70,7 +69,6 @@ class PostgresStore(SQLStore):
         self._period = found.period
         self._tend_at = 0.0
         self._migrated = False
-        self._migrating = ThreadLock()
         self._called = Event()
         self._numbers = Numbers()
         self._guess: str | None = None  # the queue where the last jobs came from, where any would do
@@ -403,7 +401,7 @@ class PostgresStore(SQLStore):
     def _ensure_schema(self) -> None:
         """No command is needed before the first use."""
         if not self._migrated and not self.hosted:
-            with self._migrating:
+            with self._connections.preparing, self._connections.on_own_lane():
                 if not self._migrated:
                     self.migrate()
                     self._migrated = True

@@ -216,6 +216,7 @@ class Connections:
     def _make_room(self) -> None:
         """Also in a forked child, where nobody is left who could give a place back, or open the lock."""
         self._lock = Lock()
+        self.preparing = Lock()  # held while the tables are made, before the first use
         self._lanes = Lanes(Places(self._bound), Places(OWN))
 
     @contextmanager
