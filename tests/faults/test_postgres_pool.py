@@ -1,4 +1,4 @@
-"""A process has so many connections and no more: the others queue, and nothing that others wait for queues behind them."""
+"""A process has so many connections and no more: the others queue, but for what others wait for."""
 
 import ctypes
 import os

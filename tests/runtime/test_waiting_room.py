@@ -84,6 +84,10 @@ def wanted(app: Packhorse) -> int:
     return sum(len(ticket.wanted) for ticket in tuple(app.store.room._tickets))
 
 
+def runs(room: waiting_room.WaitingRoom) -> bool:
+    return room._thread is not None
+
+
 def cancel(handle: JobHandle[Any]) -> None:
     assert handle.cancel()
 
@@ -213,9 +217,9 @@ def test_closing_the_store_ends_the_room_at_once(url: str):
     with pytest.raises(NotFinished):
         handle.result(0.01)
     room = app.store.room
-    wait_until(lambda: room._thread is not None, "the thread to begin")
+    wait_until(partial(runs, room), "the thread to begin")
     app.close()
-    assert room._thread is None
+    assert not runs(room)
     store = weakref.ref(app.store)
     del app, handle, never, room
     wait_until(lambda: gc.collect() >= 0 and store() is None, "the store to go")
