@@ -155,8 +155,12 @@ def test_every_ending_is_told_to_who_watches(store: Store, worker: Worker, endin
             move(store, Act.DISCARD, "b")
         case "not kept":
             worker.finish(succeeded(claim)._replace(keep=0))
-        case _:
-            worker.finish({"succeeded": succeeded, "failed": failed, "cancelled": cancelled}[ending](claim))
+        case "succeeded":
+            worker.finish(succeeded(claim))
+        case "failed":
+            worker.finish(failed(claim))
+        case "cancelled":
+            worker.finish(cancelled(claim))
     assert watch.wait(LONG) is True
     assert len(store.ended([id_of("a"), id_of("b")])) == 1
     watch.wake()
