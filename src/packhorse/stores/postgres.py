@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from threading import Event
-from threading import Lock as ThreadLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -76,7 +75,6 @@ class PostgresStore(SQLStore):
         self._period = found.period
         self._tend_at = 0.0
         self._migrated = False
-        self._migrating = ThreadLock()
         self._called = Event()
         self._numbers = Numbers()
         self._guess: str | None = None  # the queue where the last jobs came from, where any would do
@@ -459,7 +457,7 @@ class PostgresStore(SQLStore):
     def _ensure_schema(self) -> None:
         """No command is needed before the first use."""
         if not self._migrated and not self.hosted:
-            with self._migrating:
+            with self._connections.preparing, self._connections.on_own_lane():
                 if not self._migrated:
                     self.migrate()
                     self._migrated = True

@@ -243,6 +243,7 @@ class Connections:
 
     def _make_room(self) -> None:
         self._lock = Lock()
+        self.preparing = Lock()  # held while the tables are made, before the first use
         self._lanes = Lanes(Places(self._bound), Places(OWN))
 
     @contextmanager

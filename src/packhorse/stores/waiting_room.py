@@ -14,6 +14,7 @@ the next one. A forked child finds the room empty.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import copy
 import math
@@ -41,6 +42,8 @@ POLL, POLL_EACH = 1.0, 0.001  # seconds after which ids are looked at anyway, wh
 SWEEP = 10.0  # seconds between two looks for waiters that have gone without a word
 WARM = 0.05  # seconds for which a room without waiters goes on listening
 LINGER = 5.0  # seconds for which it keeps its thread and its connection
+BEGINNING = 1.0  # seconds after which a thread that has not begun is taken for one that never will
+CALM_DOWN = 0.5  # seconds between two troubles, at the least
 CLOSING = 5.0
 
 _rooms: WeakSet[WaitingRoom] = WeakSet()
@@ -181,11 +184,14 @@ class WaitingRoom:
         self._small, self._large = self._tables = _Table(), _Table()
         self._tickets: set[Ticket] = set()
         self._watch: Watch | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: int | None = None
+        self._over = threading.Lock()  # the thread has it as long as it runs
         self._sleeps_in: Wakeable | Watch | None = None
-        self._troubled = False
+        self._sound = True  # it has looked and slept since the last trouble
         self._closing = False
         self._sweep_at = 0.0
+        self._begin_at = 0.0
+        self._calm_at = 0.0
 
     # What waiters do.
 
@@ -232,12 +238,17 @@ class WaitingRoom:
         for id in ids:
             table.add(id, ticket)
         self._closing = False
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="packhorse-waiting", daemon=True)
-            thread.start()
-            self._thread = thread
-        else:
-            self._call()
+        self._call() if self._thread is not None else self._begin()
+
+    def _begin(self) -> None:
+        """Start the thread, which says itself that it runs: an exception may hit this one before it can.
+
+        Not with `threading`, whose `start` waits in Python for the thread: an exception there may leave both hanging.
+        """
+        now = time.monotonic()
+        if now >= self._begin_at:
+            self._begin_at = now + BEGINNING
+            _thread.start_new_thread(self._run, ())
 
     def taken(self, ticket: Ticket) -> set[bytes]:
         with self._lock:
@@ -245,6 +256,8 @@ class WaitingRoom:
                 raise copy.copy(ticket.error) from ticket.error  # many threads may raise it
             if ticket.wanted and ticket not in self._tickets and not ticket.left:  # this is a forked child
                 self._enter(ticket, ticket.wanted)
+            if ticket.wanted and self._thread is None:
+                self._begin()
             ended, ticket.ended = ticket.ended, set()
             return ended
 
@@ -255,19 +268,21 @@ class WaitingRoom:
     def _leave(self, ticket: Ticket) -> None:
         ticket.left = True
         if ticket in self._tickets:
-            self._tickets.remove(ticket)
             table = self._table(ticket)
             for id in ticket.wanted:
                 table.remove(id, ticket)
+            self._tickets.remove(ticket)  # last: if an exception comes first, the next sweep finds it
+            if not any(self._tables):
+                self._call()
 
     def close(self) -> None:
         """End the thread, and close its watch, unless somebody waits; then they end with the last who does."""
         with self._lock:
             self._closing = True
-            thread = None if any(self._tables) else self._thread
+            over = None if any(self._tables) or self._thread == threading.get_ident() else self._over
             self._call()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(CLOSING)
+        if over is not None and over.acquire(timeout=CLOSING):
+            over.release()
 
     def _table(self, ticket: Ticket) -> _Table:
         return self._large if ticket.large else self._small
@@ -280,7 +295,15 @@ class WaitingRoom:
     # What the thread does.
 
     def _run(self) -> None:
-        goes_on = True
+        over = threading.Lock()
+        with over:
+            self._serve(over)
+
+    def _serve(self, over: threading.Lock) -> None:
+        with self._lock:
+            goes_on, self._begin_at = self._thread is None, 0.0
+            if goes_on:
+                self._thread, self._over = threading.get_ident(), over
         while goes_on:
             try:
                 goes_on = self._turn()
@@ -343,12 +366,12 @@ class WaitingRoom:
                 return
             watches = not all(table.stale for table in tables)  # else it is known that something has changed
             self._sleeps_in = watch if watches else self._bell
+            self._sound = True
         if not watches:
             self._bell.sleep(left)
         elif watch.wait(left):
             for table in tables:
                 table.stale = True
-        self._troubled = False
         self._sleeps_in = None
 
     def _stay(self) -> bool:
@@ -381,8 +404,8 @@ class WaitingRoom:
         with self._lock:
             watch, self._watch = self._watch, None
             self._sleeps_in = None
-            hopeless = self._troubled or not isinstance(error, StoreError)
-            self._troubled = not hopeless
+            hopeless = not self._sound or not isinstance(error, StoreError)
+            self._sound = hopeless
             for table in self._tables:
                 table.hurry()
             if hopeless:
@@ -390,11 +413,13 @@ class WaitingRoom:
         if watch is not None:
             with suppress(Exception):
                 watch.close()
+        self._bell.sleep(self._calm_at - time.monotonic())
+        self._calm_at = time.monotonic() + CALM_DOWN
 
     def _dismiss(self, error: BaseException) -> None:
         for ticket in tuple(self._tickets):
-            self._leave(ticket)
             ticket.error = error
+            self._leave(ticket)
             ticket.wake()
 
 

@@ -85,6 +85,8 @@ FIRST_USES: dict[str, Callable[[Store], object]] = {
     "processes": lambda store: store.processes(),
     "audit": lambda store: store.audit(),
     "watch": lambda store: store.watch(EVERYTHING).close(),
+    "watch_endings": lambda store: store.watch_endings().close(),
+    "ended": lambda store: store.ended([id_of("a")]),
     "wait_jobs": lambda store: store.wait_jobs([id_of("a")], 0),
     "own_key": lambda store: store.own_key(),
     "exists": lambda store: store.exists(),

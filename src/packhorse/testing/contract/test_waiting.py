@@ -130,6 +130,45 @@ def test_watches_do_not_take_from_each_other(store: Store, watch: Watch):
 # Waiting for jobs.
 
 
+def test_looking_for_endings_tells_those_that_are_gone_too(store: Store, worker: Worker):
+    """However many are asked for, and whichever way they ended."""
+    insert(store, *(f"{number}" for number in range(1_000)), "a", "b", "c", "d")
+    move(store, Act.DISCARD, "b")
+    claims = {claim.token.id: claim for claim in worker.claim(2_000)}
+    worker.finish(succeeded(claims[id_of("a")]), failed(claims[id_of("c")]), retried(claims[id_of("1")]))
+    ids = [id_of(name) for name in (*(f"{number}" for number in range(1_000)), "a", "b", "c", "d", "nobody")]
+    assert store.ended(ids) == {id_of(name) for name in ("a", "b", "c", "nobody")}
+    assert store.ended([]) == set()
+
+
+@pytest.mark.parametrize("ending", ["succeeded", "failed", "cancelled", "not kept", "operator's cancel", "discard"])
+def test_every_ending_is_told_to_who_watches(store: Store, worker: Worker, ending: str):
+    """By a watch that was there before a look found the job unfinished."""
+    insert(store, "a", "b")
+    claim = worker.claim_one()
+    watch = store.watch_endings()
+    assert store.ended([id_of("a"), id_of("b")]) == set()
+    match ending:
+        case "operator's cancel":
+            move(store, Act.CANCEL, "b")
+        case "discard":
+            move(store, Act.DISCARD, "b")
+        case "not kept":
+            worker.finish(succeeded(claim)._replace(keep=0))
+        case "succeeded":
+            worker.finish(succeeded(claim))
+        case "failed":
+            worker.finish(failed(claim))
+        case "cancelled":
+            worker.finish(cancelled(claim))
+    assert watch.wait(LONG) is True
+    assert len(store.ended([id_of("a"), id_of("b")])) == 1
+    watch.wake()
+    while watch.wait(LONG):
+        pass
+    watch.close()
+
+
 @pytest.mark.parametrize("ending", [succeeded, failed, cancelled])
 def test_a_job_that_ends_elsewhere_ends_the_wait(store: Store, worker: Worker, ending):
     """Whoever waits for a job hears of its end, whichever it is."""
