@@ -233,6 +233,36 @@ class Producers:
             process.wait()
 
 
+class Crowd:
+    """The program in which many wait for results. Nobody hurts it."""
+
+    def __init__(self, folder: Path, env: dict[str, str], per_second: float, seed: int) -> None:
+        with (folder / "log-crowd").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "chaos.crowd", str(seed), str(per_second)],
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def stop_enqueuing(self) -> None:
+        self._process.terminate()
+
+    def wait(self, within: float) -> int:
+        """The exit status, once everybody was told."""
+        try:
+            return self._process.wait(within)
+        except subprocess.TimeoutExpired:
+            raise TookTooLong("some who wait for results were never told") from None
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
 def environment(url: str, folder: Path, settings: dict[str, object], **more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACKHORSE_", "CHAOS_"))}
     ours = {"PACKHORSE_STORE": url, "CHAOS_FOLDER": str(folder), "CHAOS_SETTINGS": json.dumps(settings)}

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from chaos import jobs
 from chaos.clock import SteppedClock
-from chaos.fleet import Crew, Producers, TookTooLong, environment, role_of, wait_for
+from chaos.fleet import Crew, Crowd, Producers, TookTooLong, environment, role_of, wait_for
 from chaos.history import SECOND, Ack, Bounds, History, Line, Row, Span
 from chaos.keeping import keep
 from chaos.ledger import Ledger, deaths
@@ -48,6 +48,7 @@ class Plan:
     concurrency: int = 8
     producers: int = 2
     per_second: float = 120.0
+    awaited: float = 20.0  # jobs a second for whose results many wait
     heartbeat: float = 0.5
     lease: float = 3.0
     polling_interval: float = 0.5
@@ -129,6 +130,8 @@ class Arena:
             wait_for(lambda crew=crew: crew.complete, f"{crew.name} is there", START)  # type: ignore[misc]
         self.producers = Producers(self.folder, env, plan.producers, plan.per_second, plan.seed)
         stack.callback(self.producers.end)
+        self.crowd = Crowd(self.folder, env, plan.awaited, plan.seed)
+        stack.callback(self.crowd.end)
         hurt = self.crews[1:] if plan.soak else self.crews
         self.nemesis = Nemesis(
             hurt,
@@ -225,12 +228,14 @@ class Arena:
                 crew.start()
         if any(status not in (0, -signal.SIGTERM) for status in self.producers.stop()):
             self.notes.append("a producer ended with an error; see its log")
+        self.crowd.stop_enqueuing()
         end = self.app.clock.now()
         lasts = {key: end - (end - first) % jobs.SCHEDULES[key] for key, first in self.firsts.items()}
         self._wait(lambda: all((self._handled(key) or 0) >= last for key, last in lasts.items()), "schedules caught up")
         for key in lasts:
             self.app.schedules.pause(key)
         self._wait(lambda: self._unfinished() == 0, "every job has finished")
+        self._let_crowd_go()
         for crew in self.crews:
             try:
                 if (status := crew.stop(signal.SIGTERM, 2 * self.plan.shutdown_timeout + PATIENCE)) != 0:
@@ -239,6 +244,13 @@ class Arena:
             except TookTooLong as error:
                 self.leftovers.append(str(error))
         return lasts
+
+    def _let_crowd_go(self) -> None:
+        try:
+            if (status := self.crowd.wait(PATIENCE)) != 0:
+                self.leftovers.append(f"the program in which many wait ended with status {status}")
+        except TookTooLong as error:
+            self.leftovers.append(str(error))
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         try:

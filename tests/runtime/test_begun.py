@@ -246,5 +246,5 @@ def test_the_head_of_a_run_waits_and_the_rest_goes_back(app: Packhorse, store: M
     cautious = [claim for claim in claims if claim.task == "strict"]
     at_once = kept.worker._without_cautious(claims, cautious)
     assert [(claim.task, claim.run) for claim in at_once] == [("plain", "b"), ("plain", None)]
-    assert [claim.run for _, claim in kept.worker._cautious] == ["a"]
+    assert [claim.run for claim in kept.worker._cautious.waited(0)] == ["a"]
     assert len(kept.worker._ended) == 3

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from packhorse.app import Packhorse
@@ -21,6 +20,7 @@ from packhorse.job import Claim, JobState, Token
 from packhorse.outcome import Outcome, bare, broken, expire, release
 from packhorse.queues import Selected
 from packhorse.runtime.begun import Begun
+from packhorse.runtime.cautious import Cautious, Held, tokens_of
 from packhorse.runtime.isolated import Pool
 from packhorse.runtime.perform import Performer
 from packhorse.runtime.process import Process, memory_now, place_of
@@ -30,7 +30,6 @@ from packhorse.runtime.slots import Slots
 from packhorse.runtime.wakeup import Watcher
 from packhorse.seals import is_varied
 from packhorse.stores.contract import CLAIM_BYTES, EXCHANGE_BYTES, EXCHANGE_JOBS, Exchanged, Order
-from packhorse.varying import task_of
 
 log = logging.getLogger("packhorse.worker")
 
@@ -87,9 +86,7 @@ class Worker:
         self._handed = 0  # to the slots, since what ran was kept in `begun`
         if pool is not None and begun is not None:
             pool.mark_begun = begun.begin_alone
-        lost = {name: task.performed.on_worker_lost for name, task in app.known_tasks.items()}
-        self._strict = frozenset(name for name, rule in lost.items() if rule == "fail")
-        self._cautious: deque[tuple[float, Claim]] = deque()  # claimed ahead, and to be announced before they begin
+        self._cautious = Cautious(app)
         self._stuck: set[Token] = set()
         self._stall_told = False
         self._ended: deque[Outcome] = deque()
@@ -149,7 +146,7 @@ class Worker:
         self._ended.extendleft(self._put_off.due())
         outcomes = self._collect()
         busy = self._in_hand - len(self._stuck) - len(outcomes)
-        announced = [] if after_failure else self._next_cautious(busy)
+        announced = [] if after_failure else self._cautious.next(self._concurrency - busy + len(self._cautious))
         room = 0 if after_failure else self._room(busy, outcomes)
         starting = max(0, min(room, self._concurrency - busy))
         reply = self._exchange(outcomes, room, starting, announced)
@@ -249,27 +246,10 @@ class Worker:
 
     def _take_back(self, older_than: float) -> None:
         """Claims that found no slot return to their place; the pace that asked for them was wrong."""
-        for claim in [*self._slots.unstarted(older_than), *self._unannounced_for(older_than)]:
+        for claim in [*self._slots.unstarted(older_than), *self._cautious.waited(older_than)]:
             failpoint("worker.release")
             self._ended.append(release(claim.token))
             self._pace = UNKNOWN_PACE
-
-    def _unannounced_for(self, seconds: float) -> list[Claim]:
-        """Take cautious claims that have waited so long."""
-        taken, limit = [], time.monotonic() - seconds
-        with suppress(IndexError):  # the watch over the lease may take them at the same time
-            while self._cautious[0][0] <= limit:
-                taken.append(self._cautious.popleft()[1])
-        return taken
-
-    def _next_cautious(self, busy: int) -> list[tuple[float, Claim]]:
-        """Take those for which there is a free slot. They begin once the store was told."""
-        taken: list[tuple[float, Claim]] = []
-        idle = self._concurrency - busy + len(self._cautious)
-        with suppress(IndexError):
-            while len(taken) < idle:
-                taken.append(self._cautious.popleft())
-        return taken
 
     def _gather(self) -> None:
         """Quick jobs by the hundred: an exchange of half of them costs little more than one of the first few."""
@@ -339,20 +319,18 @@ class Worker:
             ", ".join(sorted(names)),
         )
 
-    def _exchange(
-        self, outcomes: list[Outcome], room: int, starting: int, announced: list[tuple[float, Claim]]
-    ) -> Exchanged:
+    def _exchange(self, outcomes: list[Outcome], room: int, starting: int, announced: list[Held]) -> Exchanged:
         failpoint("worker.before_exchange")
         self._long = self._slots.running_for(LONG)
         started = [token for token in self._long if token in self._unannounced]
-        started += [claim.token for _, claim in announced]
+        started += tokens_of(announced)
         id, sent_at = self._process.id, time.monotonic()
         try:
             offered = [outcome for outcome in outcomes if not outcome.written]
             reply, told = self._offer(offered, room, starting, started)
         except BaseException:
             self._ended.extendleft(reversed(outcomes))
-            self._cautious.extendleft(reversed(announced))
+            self._cautious.put_back(announced)
             self._in_doubt = True
             raise
         self._took = time.monotonic() - sent_at
@@ -380,8 +358,7 @@ class Worker:
         if reply.alive and (offered or reply.claims):
             self._process.note_renewed(id, sent_at)
         put_off = set(reply.put_off)
-        untold = [one for one in announced if not told or one[1].token in put_off]
-        self._cautious.extendleft(reversed(untold))
+        self._cautious.put_back([one for one in announced if not told or one[1].token in put_off])
         beginning = [claim for _, claim in announced if told and claim.token not in put_off]
         if not (reply.alive and self._may_begin([*reply.claims, *beginning])):
             self._lose_lease([*reply.claims, *beginning])
@@ -466,14 +443,14 @@ class Worker:
             return
         failpoint("worker.claimed")
         fresh: list[Claim] = []
-        strict, cautious, size = self._strict, [], 0
+        strict, perhaps, size = self._cautious.strict, [], 0
         for place, claim in enumerate(reply.claims):
             self._held[claim.token] = claim
             size += len(claim.payload)
             if place >= starting and (
                 claim.losses or claim.suspect or claim.task in strict or is_varied(claim.payload)
             ):
-                cautious.append(claim)
+                perhaps.append(claim)
             try:
                 if claim.expires_at is not None and claim.expires_at <= reply.now:
                     self._ended.append(self._performer.kept(claim, expire(claim.token)))
@@ -486,34 +463,13 @@ class Worker:
         self._bytes += size
         self._size = max(1.0, size / len(reply.claims), (self._size + size / len(reply.claims)) / 2)
         self._unannounced.update(claim.token for claim in reply.claims[starting:])
-        self._put(self._without_cautious(fresh, cautious) if cautious else fresh)
+        self._put(self._without_cautious(fresh, perhaps) if perhaps else fresh)
 
-    def _without_cautious(self, fresh: list[Claim], cautious: list[Claim]) -> list[Claim]:
-        """Hold those back that must not begin before the store was told. The rest of their run goes back."""
-        now, held = time.monotonic(), {claim.token for claim in cautious if self._is_cautious(claim)}
-        at_once: list[Claim] = []
-        begun: set[str | None] = set()
-        cut: set[str | None] = set()
-        for claim in fresh:
-            is_held = claim.token in held
-            if claim.run is not None and (claim.run in cut or (is_held and claim.run in begun)):
-                cut.add(claim.run)
-                self._ended.append(release(claim.token))
-            elif is_held:
-                cut.add(claim.run)
-                self._unannounced.discard(claim.token)
-                self._cautious.append((now, claim))
-            else:
-                begun.add(claim.run)
-                at_once.append(claim)
+    def _without_cautious(self, fresh: list[Claim], perhaps: list[Claim]) -> list[Claim]:
+        """Hold those back that must not begin before the store was told."""
+        at_once, going_back = self._cautious.hold_back(fresh, perhaps)
+        self._ended.extend(release(claim.token) for claim in going_back)
         return at_once
-
-    def _is_cautious(self, claim: Claim) -> bool:
-        """Whether the store must know that it begins: another beginning could be one too many."""
-        if claim.losses or claim.suspect or claim.task in self._strict:
-            return True
-        task = task_of(self._app, claim)
-        return task is not None and task.performed.on_worker_lost == "fail"
 
     def _put(self, claims: list[Claim]) -> None:
         if self._begun is not None:
