@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packhorse.stores.migrate import steps
-from packhorse.stores.postgres_exchange import NEXT_OF_ONE, TAKE, TOKEN
+from packhorse.stores.postgres_exchange import FITTING, NEXT_OF_ONE, TAKE, TOKEN
 from packhorse.stores.sql_exchange import SUCCESS
 
 
@@ -41,7 +41,8 @@ WIDE = f"{ID}, 'tasks.noop', {BODY}, i"
 PAYLOAD = f"insert into payload (n, id, task, body, created_at) select i, {WIDE} from {NUMBERS}"
 JOB = "insert into job (n, id, state, queue, rank, order_key) "
 NARROW = f"with payload as ({PAYLOAD}) {JOB} select i, {ID}, 3, 'default', 0, i from {NUMBERS}"
-CLAIM_OF_STORE = TAKE.format(before="", **NEXT_OF_ONE, number=", job.n")
+CLAIM_OF_STORE = TAKE.format(before="", **NEXT_OF_ONE, number=", job.n", beyond="")
+CLAIM_OF_STORE = CLAIM_OF_STORE.replace(FITTING.format(beyond=""), "body")  # no layout's payloads are large
 STATES = Layout(
     name="A states",
     tables=STORE,

@@ -32,7 +32,6 @@ from bench.report import show, with_spread
 from bench.stores.postgres import SETTINGS
 from packhorse.job import Token
 from packhorse.stores.postgres_connections import Connections
-from packhorse.stores.postgres_direct import NUMBER
 from packhorse.stores.postgres_session import Schema, Session
 from tests.servers.postgres import Server
 
@@ -117,7 +116,7 @@ class Worker:
             claimed = c.execute(self._layout.claim, (queue, limit, self.process, nonce, now, limit, now))
             c.plain("commit")
         self.commits += 1
-        return [Held(row[NUMBER], Token(*row[:4])) for row in claimed], [id for (id,) in accepted or ()]
+        return [Held(row[-1], Token(*row[:4])) for row in claimed], [id for (id,) in accepted or ()]
 
     def warm(self) -> None:
         for _ in range(WARM):

@@ -191,6 +191,7 @@ def stand_ins(world: World) -> Iterator[None]:
             "signal": signals,
             "Child": SimulatedChild,
             "_is_stopped": world.is_frozen,
+            "forks": SimpleNamespace(handle=lambda *_: None),
         },
         ids: {
             "time": SimpleNamespace(time_ns=lambda: (BEGINNING + kernel.now) * 1_000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -306,7 +307,7 @@ def claims_need_no_lease(patches: Patches) -> None:
 
     patches.set(MemoryStore, "exchange", in_memory)
     patches.set(SQLiteStore, "_renew", _without_renewing(SQLiteStore._renew))
-    patches.set(sqlite, "ALIVE", "select 1 where ? is not null and ? is not null and ? is not null")
+    patches.set(sqlite, "LASTS", "select ? is not null and ? is not null and ? is not null")
 
 
 def _without_renewing(original: Any) -> Any:
@@ -644,7 +645,12 @@ def the_lock_is_taken_outside_its_guard(patches: Patches) -> None:
         self.give_back(connection)
         return answer
 
+    def acquire(self: Any, patient: bool = False) -> None:
+        while not self._try_lock():
+            time.sleep(0.001)
+
     patches.set(sqlite_connections.Connections, "write", write)
+    patches.set(sqlite_connections.Connection, "acquire", acquire)
 
 
 @mutant(shown_by="a_timeout_comes_in_the_midst_of_a_call")

@@ -407,7 +407,9 @@ def test_a_listening_connection_that_is_cut_is_made_anew(shop: Packhorse, postgr
     def never() -> None: ...
 
     handles = [never.enqueue() for _ in range(10)]
-    listening = "select pid from pg_stat_activity where application_name = 'shop' and query ~* 'advisory|last_value'"
+    listening = (
+        "select pid from pg_stat_activity where application_name = 'shop' and query ~* 'try_advisory|last_value'"
+    )
     with ThreadPoolExecutor(10) as threads:
         waiting = [threads.submit(handle.result, SOON) for handle in handles]
         wait_until(lambda: shop.store.room._sleeps_in is not None, "the room to listen")

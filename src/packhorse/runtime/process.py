@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from packhorse import forks
@@ -392,8 +393,9 @@ class LeaseWatch:
 
     def _outlasts(self) -> bool:
         """Whether somebody holds the store, or did until a moment ago, so that the lease is about to be renewed."""
-        if self._process.app.store.is_held():
-            self._held_at = time.monotonic()
+        with suppress(Exception):  # a watch that ends would let tasks run on
+            if self._process.app.store.is_held():
+                self._held_at = time.monotonic()
         return time.monotonic() < self._held_at + self._lease / 6
 
     def _stop_tasks(self, renewed_at: float) -> None:

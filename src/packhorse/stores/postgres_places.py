@@ -20,9 +20,10 @@ SLICE = 0.2  # seconds: how soon one that was dropped is found, and an exception
 
 
 class Place:
+    taken = False  # also of one that an exception from outside kept from being made
+
     def __init__(self, places: Places) -> None:
         self._places = places
-        self.taken = False
 
     def leave(self) -> None:
         """Let the next one have it; once."""

@@ -6,7 +6,6 @@ What is left to each of them: how it reaches its database, the exchange, and wha
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from enum import IntFlag
@@ -638,6 +637,7 @@ def _left_queues(c: Session, alive: Collection[bytes]) -> dict[str, bytes]:
     return {queue: owner for queue, owner in found.items() if owner is not None and owner not in alive}
 
 
+ORPHANS = f"select {sql_exchange.CLAIM_COLUMNS.format(index='')} where job.n in ({{rows:bigint}})"
 HELD_BY, LEFT_IN = "state = 4 and process = ?", "state = 3 and queue = ?"
 
 
@@ -651,27 +651,27 @@ class _Left(NamedTuple):
 
 def _orphans(c: Session, left: Sequence[_Left], limit: int, now: int) -> list[Orphan]:
     """The first of them all by id, as many as may be carried at once: their sizes are looked at first."""
-    sizes = "select job.id, length(body) from job left join payload on payload.id = job.id"
-    found: list[tuple[Any, int, int]] = []  # id, size, and whose it is
+    sizes = "select job.id, job.n, length(body) from job left join payload on payload.id = job.id"
+    found: list[tuple[Any, int, int, int]] = []  # id, number, size, and whose it is
     for place, (_, which, value) in enumerate(left):
         rows = c.execute(f"{sizes} where {which} order by job.id limit ? {c.FOR_UPDATE}", (value, limit))
-        found += [(id, size or 0, place) for id, size in rows]
+        found += [(id, n, size or 0, place) for id, n, size in rows]
     found = sorted(found, key=lambda one: sql_exchange.comparable(one[:1]))[:limit]
-    found = found[: sql_exchange.Load().take(size for _, size, _ in found)]
-    chosen = Counter(place for _, _, place in found)
-    orphans = [orphan for place, number in chosen.items() for orphan in _orphans_of(c, left[place], number, now)]
+    found = found[: sql_exchange.Load().take(size for _, _, size, _ in found)]
+    chosen: dict[int, list[int]] = {}
+    for _, n, _, place in found:
+        chosen.setdefault(place, []).append(n)
+    orphans = [orphan for place, numbers in chosen.items() for orphan in _orphans_of(c, left[place], numbers, now)]
     return sorted(orphans, key=lambda orphan: sql_exchange.comparable([orphan.claim.token.id]))
 
 
-def _orphans_of(c: Session, left: _Left, number: int, now: int) -> list[Orphan]:
-    owner, which, value = left
+def _orphans_of(c: Session, left: _Left, numbers: Sequence[int], now: int) -> list[Orphan]:
+    owner, which, _ = left
     columns = "id, role, host, pid, queues, supervisor"
     row = c.execute(f"select {columns} from process where id = ?", (owner,)).fetchone()
     info = ProcessInfo(*row) if row else stranger(owner if type(owner) is bytes else b"")
-    first = f"where {which} order by job.id limit ?"
-    rows = c.execute("select" + sql_exchange.CLAIM_COLUMNS.format(index="") + first, (value, number))
-    claims = [sql_exchange.as_claim(claim) for claim in rows]
-    began = dict(c.execute(f"select id, started_at from job {first}", (value, number)).fetchall())
+    claims = [sql_exchange.as_claim(claim) for claim in c.read(ORPHANS, numbers)]
+    began = dict(c.read("select id, started_at from job where n in ({rows:bigint})", numbers))
     return [
         Orphan(claim, info, _ago(began.get(claim.token.id), now), claim.token.nonce if which == HELD_BY else None)
         for claim in claims

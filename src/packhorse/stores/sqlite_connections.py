@@ -251,7 +251,8 @@ class Connection:
 
     def __del__(self) -> None:
         """Nobody gave it back or closed it: an exception from outside struck whoever had it."""
-        if sys.is_finalizing() or vars(self).get("lock", -1) < 0 or self.closed:
+        # At the interpreter's end modules are gone before objects.
+        if sys is None or sys.is_finalizing() or vars(self).get("lock", -1) < 0 or self.closed:
             return
         _dropped.append((getattr(self, "sqlite", None), self.lock, self.guard))
         _close_dropped()
