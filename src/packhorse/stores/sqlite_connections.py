@@ -288,6 +288,7 @@ def _close_session(sqlite: Session, guard: FileGuard | None, alone: bool) -> Non
         sqlite.close()
     if guard is not None and alone:
         guard.settle()
+    sqlite_file_locks.tidy()
 
 
 def _check_log_of_others(path: Path) -> None:
@@ -445,6 +446,7 @@ class Connections:
     def close(self) -> None:
         while (connection := self._take_idle()) is not None:
             connection.close()
+        sqlite_file_locks.tidy()
 
     def _take_idle(self) -> Connection | None:
         with suppress(IndexError):

@@ -15,8 +15,10 @@ import os
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 from weakref import WeakSet
 
@@ -35,7 +37,10 @@ log = logging.getLogger("packhorse.store")
 Identity = tuple[int, int]
 
 _guards: dict[Identity, FileGuard] = {}
+# An exception may be raised into a thread between any two calls. So a descriptor is always in one of these lists or in
+# a guard, and goes from one place to the next by a single call of C.
 _kept: dict[Identity, list[int]] = {}  # descriptors whose closing would drop somebody's locks
+_loose: list[int] = []  # those that were just opened or let go of
 _mutex = threading.RLock()
 
 
@@ -46,6 +51,10 @@ def _identity(seen: os.stat_result) -> Identity:
 class FileGuard:
     """One database file as this process has it open: the locks on it, and the log that its connections write to."""
 
+    _main: int
+    index: int
+    log_inode: int
+
     def __init__(self, path: Path, database: Identity) -> None:
         self.path = path
         self.users: WeakSet[object] = WeakSet()
@@ -54,14 +63,23 @@ class FileGuard:
         self.beyond_recovery = False
         self._database = database
         self._log_path = f"{path}-wal"
-        self._main = _opened(path, database)
         try:
-            self.index = _opened(f"{path}-shm", _identity(os.stat(f"{path}-shm")))
+            self._open("_main", path, database)
+            self._open("index", f"{path}-shm", _identity(os.stat(f"{path}-shm")))
             self.locked = self._lock()
             self.log_inode = os.stat(self._log_path).st_ino
         except BaseException:
             self._drop()
             raise
+
+    def _open(self, name: str, path: Path | str, expected: Identity) -> None:
+        if not _kept.get(expected):
+            _loose.extend(map(os.open, (path,), (os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW,)))
+            _sort_out()
+        if not _kept.get(expected):
+            _close_kept()
+            raise StoreUnsafe(f"The database {path} was replaced while it was opened. Try again.")
+        vars(self).update(zip((name,), map(_kept[expected].pop, (-1,)), strict=True))
 
     def _lock(self) -> bool:
         try:
@@ -104,19 +122,25 @@ class FileGuard:
     def _drop(self) -> None:
         if hasattr(self, "index"):
             self.unlock()
-            put_away(self.index)
-        put_away(self._main)
+        self._let_go()
+        _sort_out()
+        _close_kept()
 
-    def forget(self) -> None:
-        """Close the descriptors in a forked child, which has no locks of its own; unlocking would be the parent's."""
-        os.close(self._main)
-        os.close(self.index)
+    def _let_go(self) -> None:
+        held = map(vars(self).pop, ("index", "_main"), (None, None))
+        _loose.extend(filter(None, held))  # a database is never descriptor 0
+
+    def __del__(self) -> None:
+        """Struck while it was made. Whoever comes next closes what it held."""
+        if _loose is not None:  # at the interpreter's end modules are gone before objects
+            self._let_go()
 
 
 def join(path: Path, inode: int, user: object) -> FileGuard:
     """Count a connection in, whose log is open. The first one of the process locks."""
     with _mutex:
         sweep()
+        _sort_out()
         seen = os.stat(path)
         guard = _guards.get(_identity(seen))
         if guard is not None and guard.lost:
@@ -148,31 +172,33 @@ def sweep() -> None:
             guard.unlock()
 
 
-def _opened(path: Path | str, expected: Identity) -> int:
-    if expected in _kept:
-        fds = _kept[expected]
-        fd = fds.pop()
-        if not fds:
-            del _kept[expected]
-        return fd
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    if _identity(os.fstat(fd)) != expected:
-        put_away(fd)
-        raise StoreUnsafe(f"The database {path} was replaced while it was opened. Try again.")
-    return fd
-
-
 def put_away(fd: int) -> None:
     """Close a descriptor of a database or of a file beside it: now, or when this drops no lock of this process."""
     with _mutex:
-        identity = _identity(os.fstat(fd))
-        ours = [fd, *_kept.get(identity, [])]
-        if _is_open_elsewhere(identity, ours):
-            _kept[identity] = ours
-            return
-        _kept.pop(identity, None)
-        for each in ours:
-            os.close(each)
+        _loose.append(fd)
+        _sort_out()
+        _close_kept()
+
+
+def tidy() -> None:
+    """To be called after a connection was closed, which may have been in the way of closing ours."""
+    if _kept or _loose:
+        with _mutex:
+            _sort_out()
+            _close_kept()
+
+
+def _sort_out() -> None:
+    while _loose:
+        _kept.setdefault(_identity(os.fstat(_loose[-1])), []).extend(map(_loose.pop, (-1,)))
+
+
+def _close_kept() -> None:
+    """Those of files that nobody else in this process has open."""
+    for identity, ours in list(_kept.items()):
+        if not _is_open_elsewhere(identity, ours):
+            del _kept[identity]
+            deque(map(os.close, map(ours.pop, repeat(-1, len(ours)))), maxlen=0)
 
 
 def _is_open_elsewhere(identity: Identity, ours: list[int]) -> bool:
@@ -227,10 +253,13 @@ def after_fork() -> None:
 
 def after_fork_in_child() -> None:
     for guard in _guards.values():
-        guard.forget()
+        guard._let_go()  # and no more: the locks are the parent's
     for fds in _kept.values():
         for fd in fds:
             os.close(fd)
+    for fd in _loose:
+        os.close(fd)
     _guards.clear()
     _kept.clear()
+    _loose.clear()
     after_fork()
