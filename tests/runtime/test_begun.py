@@ -215,6 +215,45 @@ def test_an_announcement_that_failed_is_made_again(app: Packhorse, store: Memory
     assert [*kept.turn(), *kept.turn()] == ["strict"]
 
 
+def test_what_is_announced_is_not_forgotten_where_the_lease_cannot_be_confirmed(
+    app: Packhorse, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+):
+    """The store was told of it, and fails when it is asked once more. The claim goes back later, and begins nowhere."""
+    _, strict = tasks(app)
+    for _ in range(SLOTS + 1):
+        strict.enqueue()
+    kept = Kept(app, store)
+    kept.turn()
+
+    def away() -> bool:
+        raise StoreUnavailable("not now")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kept.process, "confirm_lease", away)
+        with pytest.raises(StoreUnavailable):
+            kept.turn(ended=1)
+    assert len(kept.given) == SLOTS - 1
+    assert [*kept.turn(), *kept.turn()] == ["strict"]
+
+
+def test_what_was_put_off_stays_marked(page: int):
+    """However many begin after it: its outcome is not written, and its worker may die."""
+    begun, reader = Begun(page, SLOTS), Begun(page, SLOTS)
+    worker = Worker(Packhorse("begun", "memory://"), EVERYTHING, SLOTS, begun=begun)
+    worker._slots = slots = Model(begun, random.Random(1))  # type: ignore[assignment]
+    held_up = [token(n) for n in range(1, 300)]
+    for it in held_up:
+        begun.begin(it)
+    worker._put_off.note(0, [succeed(it, 1, None) for it in held_up])
+    numbers = count(1_000)
+    for _ in range(20):
+        more = [token(next(numbers)) for _ in range(EXCHANGE_JOBS)]
+        worker._put([Claim(it, "task", b"", "default", 0, 0, 0, 0, None) for it in more])
+        slots.work(3_000)
+        slots.ended.clear()
+    assert {mark(it) for it in held_up} <= reader.read()
+
+
 def test_one_that_finds_no_slot_goes_back(app: Packhorse, store: MemoryStore):
     _, strict = tasks(app)
     for _ in range(SLOTS + 3):

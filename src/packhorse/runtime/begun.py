@@ -15,6 +15,7 @@ from itertools import cycle
 from struct import Struct
 
 from packhorse.job import Token
+from packhorse.runtime.put_off import MOST as MOST_PUT_OFF
 from packhorse.stores.contract import EXCHANGE_JOBS
 
 MARK = Struct("<q16s")  # the nonce of the claim and the id of the job; the nonce inverted where it runs alone
@@ -27,18 +28,18 @@ Mark = tuple[int, bytes]
 class Begun:
     """The page of one worker. It has the ring, and two areas for what runs, which are written in turn.
 
-    A mark in the ring is overwritten after `ring` others. Whoever `keep`s what runs for each quarter of them loses
-    none: a job that ended and is not written yet was in the last two areas, or began after them; more than a quarter
-    of the ring cannot have begun since, since the worker does not hold as many.
+    A mark in the ring is overwritten after `ring` others. Whoever `keep`s what runs, and what had to be put off, for
+    each quarter of them loses none: a job that ended and is not written yet was in the last two areas, or began after
+    them; more than a quarter of the ring cannot have begun since, since the worker does not hold as many.
     """
 
     def __init__(self, fd: int, slots: int) -> None:
-        self._slots = slots
+        self._room = room_beside(slots)
         ring = ring_size(slots)
         self.quarter = ring // 4
         self._page = page = mmap.mmap(fd, os.fstat(fd).st_size)
         self._places = cycle(range(0, ring * SIZE, SIZE))
-        self._areas = cycle((ring * SIZE, (ring + slots) * SIZE))
+        self._areas = cycle((ring * SIZE, (ring + self._room) * SIZE))
 
         pack_into, places = MARK.pack_into, self._places
 
@@ -55,7 +56,7 @@ class Begun:
     def keep(self, running: Collection[Token], alone: Collection[Token] = ()) -> None:
         """Called by the worker's own thread alone."""
         area = next(self._areas)
-        places = range(area, area + self._slots * SIZE, SIZE)
+        places = range(area, area + self._room * SIZE, SIZE)
         marks = [(it.nonce, it.id) for it in running] + [(~it.nonce, it.id) for it in alone]
         for place, mark in zip(places, marks, strict=False):
             MARK.pack_into(self._page, place, *mark)
@@ -77,10 +78,15 @@ def ring_size(slots: int) -> int:
     return 4 * (EXCHANGE_JOBS + 4 * slots)
 
 
+def room_beside(slots: int) -> int:
+    """In each area: for what runs and for what is put off."""
+    return slots + MOST_PUT_OFF
+
+
 def make_page(slots: int) -> int:
     """A descriptor of new memory; whoever maps it may close the descriptor."""
     fd = os.memfd_create("packhorse-begun") if hasattr(os, "memfd_create") else _unnamed_file()
-    os.ftruncate(fd, (ring_size(slots) + 2 * slots) * SIZE)
+    os.ftruncate(fd, (ring_size(slots) + 2 * room_beside(slots)) * SIZE)  # takes memory as it is used
     return fd
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 
+from packhorse.job import Token
 from packhorse.outcome import Outcome
 
 FIRST, LAST = 0.05, 1.0  # seconds between offers
@@ -23,6 +24,10 @@ class PutOff:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [outcome.token for outcome in self._waiting]
 
     @property
     def is_full(self) -> bool:

@@ -357,14 +357,25 @@ class Worker:
             log.warning("job %s had moved on; what this worker made of it was refused", to_text(token.id))
         if reply.alive and (offered or reply.claims):
             self._process.note_renewed(id, sent_at)
-        put_off = set(reply.put_off)
-        self._cautious.put_back([one for one in announced if not told or one[1].token in put_off])
-        beginning = [claim for _, claim in announced if told and claim.token not in put_off]
-        if not (reply.alive and self._may_begin([*reply.claims, *beginning])):
-            self._lose_lease([*reply.claims, *beginning])
+        untold = set(reply.put_off) if told else set(started)
+        self._cautious.put_back([one for one in announced if one[1].token in untold])
+        if not self._begin_announced([one for one in announced if one[1].token not in untold], reply):
             return reply._replace(claims=[], alive=False)
-        self._put(beginning)
         return reply
+
+    def _begin_announced(self, announced: list[Held], reply: Exchanged) -> bool:
+        """Let them begin. Returns whether what the exchange gave may begin, too."""
+        beginning = [claim for _, claim in announced]
+        try:
+            may_begin = reply.alive and self._may_begin([*reply.claims, *beginning])
+        except BaseException:
+            self._cautious.put_back(announced)
+            raise
+        if may_begin:
+            self._put(beginning)
+        else:
+            self._lose_lease([*reply.claims, *beginning])
+        return may_begin
 
     def _keep_put_off(self, outcomes: list[Outcome], started: list[Token], tokens: set[Token]) -> list[Outcome]:
         """The others, which are written."""
@@ -385,8 +396,9 @@ class Worker:
     def _lose_lease(self, claims: Sequence[Claim]) -> None:
         """Others may perform its jobs already: those that have begun are stopped, the others go back."""
         for claim in claims:
-            self._held[claim.token] = claim
-            self._bytes += len(claim.payload)
+            if claim.token not in self._held:
+                self._held[claim.token] = claim
+                self._bytes += len(claim.payload)
             self._ended.append(release(claim.token))
         self._lost_lease = True
         self.leave()
@@ -475,7 +487,8 @@ class Worker:
         if self._begun is not None:
             self._handed += len(claims)
             if self._handed > self._begun.quarter:
-                self._begun.keep(self._slots.running, [] if self._pool is None else self._pool.performing)
+                alone = [] if self._pool is None else self._pool.performing
+                self._begun.keep([*self._slots.running, *self._put_off.tokens], alone)
                 self._handed = len(claims)
         self._slots.put(claims)
 
