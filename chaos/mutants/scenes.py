@@ -590,6 +590,7 @@ def an_exception_strikes_anywhere_in_a_write(stage: Stage) -> None:
     lock = os.open(f"{stage.store.path}-lock", os.O_RDWR)
     try:
         for place in itertools.count():
+            stage.store.signal("nobody", b"", 1)  # so that it has a connection each time, and the places are the same
             raised = struck_at(place, lambda: stage.store.signal("nobody", b"", 1))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -78,7 +78,11 @@ def complete_with_a_permit(place: PostgresPlace, borrowed: psycopg.Connection[An
 @pytest.mark.parametrize(
     ("hold_up", "end"),
     # After a rollback of the third the job would be its worker's again, and that is none.
-    [(add_to_a_batch, "commit"), (add_to_a_batch, "rollback"), (complete_with_a_permit, "commit")],
+    [
+        (add_to_a_batch, "commit"),
+        pytest.param(add_to_a_batch, "rollback", marks=pytest.mark.thorough),
+        (complete_with_a_permit, "commit"),
+    ],
 )
 def test_an_open_transaction_of_somebody_else_stops_nobody(
     place: PostgresPlace, borrowed: psycopg.Connection[Any], hold_up: Any, end: str

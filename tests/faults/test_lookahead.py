@@ -26,7 +26,9 @@ def kill_once_begun(place: Place, workers: Workers, number: int) -> None:
     workers.kill_child(workers.pids("worker")[-1])
 
 
-@pytest.mark.parametrize("options", [(), ("--preload",)], ids=["started", "forked"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--preload",), marks=pytest.mark.thorough)], ids=["started", "forked"]
+)
 def test_strict_jobs_begin_once_though_their_workers_are_killed(place: Place, options: tuple[str, ...]):
     """By the task or by `using`. What had begun fails, and all that only was claimed ahead goes on."""
     place.enqueue_many("note_strictly", *[(f"task-{n}",) for n in range(300)])
