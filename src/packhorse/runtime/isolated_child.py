@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from packhorse import forks
+from packhorse.errors import StoreError
 from packhorse.job import Claim, Token
 from packhorse.logs import configure
 from packhorse.outcome import Outcome, broken
@@ -54,6 +55,8 @@ class Isolated:
     def run(self) -> None:
         made_in = forks.generation
         threading.Thread(target=self._listen, name="packhorse-line", daemon=True).start()
+        with suppress(StoreError):  # tasks meet it, too
+            self._app.store.get_ready()
         self._say(None, {"ready": True})
         while True:
             claim = self._claims.get()

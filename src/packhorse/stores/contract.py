@@ -806,6 +806,9 @@ class Store(ABC):
         """
         return None
 
+    def get_ready(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Do now what the first use would do, before a task may be in a transaction of its own."""
+
     def exists(self) -> bool:
         """Looking only: False where the first use would create it."""
         return True

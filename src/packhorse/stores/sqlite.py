@@ -240,6 +240,10 @@ class SQLiteStore(SQLStore):
             )
         return kept_key(self.path)
 
+    def get_ready(self) -> None:
+        with self._cursor():
+            """A connection is open from now on, and the tables are there."""
+
     def exists(self) -> bool:
         return self.path.exists()
 
