@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> list[int]:
-    """Of a process, as the kernel knows them."""
+    """Return the descendants of a process, as the kernel knows them."""
     parents: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -47,7 +47,7 @@ class Guard:
 
     @property
     def whom(self) -> object:
-        """Who would meet an exception now; None where nobody would."""
+        """Return who would meet an exception now; None where nobody would."""
         return self
 
     def interrupt(self, whom: object, error: type[BaseException]) -> bool:

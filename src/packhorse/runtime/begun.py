@@ -20,7 +20,7 @@ from packhorse.stores.contract import EXCHANGE_JOBS
 
 MARK = Struct("<q16s")  # the nonce of the claim and the id of the job; the nonce inverted where it runs alone
 SIZE = MARK.size
-EMPTY = bytes(SIZE)
+NO_ID = bytes(16)
 
 Mark = tuple[int, bytes]
 
@@ -63,7 +63,7 @@ class Begun:
 
     def read(self) -> frozenset[Mark]:
         """All marks. Those of claims that ended long ago do no harm: a nonce is never used again."""
-        return frozenset(mark for mark in MARK.iter_unpack(self._page[:]) if mark[1] != EMPTY[:16])
+        return frozenset(mark for mark in MARK.iter_unpack(self._page[:]) if mark[1] != NO_ID)
 
     def close(self) -> None:
         self._page.close()
